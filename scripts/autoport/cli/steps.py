@@ -1,0 +1,21 @@
+"""Running one step as a command of its own."""
+
+from pathlib import Path
+
+import typer
+
+from autoport.cli.output import EXIT_CODES, print_json, report_steps, working
+from autoport.port import STEPS, Options, run_step
+from autoport.workspace import Port, Workspace
+
+
+def run_single(step: str, name: str, workspace: Path, options: Options, as_json: bool, source: str = "") -> None:
+    """Run `step` of port `name`, print its result, and exit with its code."""
+    port = Port(Workspace.find(workspace), name, source)
+    with port.workspace.lock(f"port-{name}"), working(f"{STEPS[step].title} ..."):
+        result = run_step(port, step, options)
+    if as_json:
+        print_json(result)
+    else:
+        report_steps([result])
+    raise typer.Exit(EXIT_CODES[result.status])

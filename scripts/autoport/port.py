@@ -1,0 +1,187 @@
+"""The step driver: runs the steps of a port in order, skips what is up to date, stops at a red gate."""
+
+import hashlib
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from autoport import __version__
+from autoport.errors import refuse
+from autoport.workspace import Port, StepRecord, now
+
+Status = Literal["done", "red", "waiting"]
+
+
+class Options(msgspec.Struct):
+    """What the user chose; every step takes what it needs.
+
+    Attributes:
+        dry_run: No Trainium: Phase C is the proof on the simulator.
+        review: Pause after Step 2.
+        confirm: Go on after a pause.
+        relax: Names of rules to relax, e.g. ``even-heads``.
+        force: Overwrite files that were edited by hand.
+        replace_row: Replace a registry row of the same architecture.
+        trust_remote_code: Allow transformers to import code from the checkpoint.
+        context_length: Tokens per sequence for the KV-cache estimate.
+        batch_size: Sequences for the KV-cache estimate.
+        tp_sizes: Tensor-parallel sizes for the proof (default: 1 and 2, where valid).
+    """
+
+    dry_run: bool = False
+    review: bool = False
+    confirm: bool = False
+    relax: list[str] = []
+    force: bool = False
+    replace_row: bool = False
+    trust_remote_code: bool = False
+    context_length: int = 4096
+    batch_size: int = 1
+    tp_sizes: list[int] = []
+
+
+class Outcome(msgspec.Struct):
+    """What a step reports: its status, one line for the table, and data for `--json`."""
+
+    status: Status
+    summary: str
+    data: Any = None
+    files: list[str] = []
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A step of the workflow.
+
+    Attributes:
+        number: Number in the guide's eleven steps.
+        module: Module whose ``run(port, options)`` does it.
+        reads: State files it reads; ``model/`` stands for the port's files in the workspace.
+        options: Names of the `Options` that change its result.
+    """
+
+    number: str
+    title: str
+    module: str
+    reads: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+STEPS: dict[str, Step] = {
+    "research": Step(
+        "1", "Research the architecture", "autoport.research.step", ("source",), ("trust_remote_code",)
+    ),
+    "analyze": Step(
+        "2",
+        "Analyse, plan TP and weights",
+        "autoport.analysis.step",
+        ("facts.json", "checkpoint.json"),
+        ("relax", "context_length", "batch_size", "review", "confirm"),
+    ),
+    "generate": Step("3-4", "Generate the model", "autoport.codegen.generate", ("plan.json", "model/")),
+    "register": Step("5", "Register the architecture", "autoport.codegen.register", ("plan.json", "registry"), ("replace_row",)),
+    "document": Step("6", "Write example and docs", "autoport.codegen.document", ("plan.json", "model/")),
+    "review": Step("7", "Self-review", "autoport.review.step", ("plan.json", "model/", "registry")),
+    "prove": Step(
+        "-",
+        "Prove on the CPU",
+        "autoport.validation.step",
+        ("plan.json", "facts.json", "model/"),
+        ("tp_sizes", "trust_remote_code"),
+    ),
+}
+
+
+class StepResult(msgspec.Struct):
+    step: str
+    number: str
+    title: str
+    status: str
+    summary: str
+    seconds: float
+    data: Any = None
+    files: list[str] = []
+
+
+def run_step(port: Port, name: str, options: Options) -> StepResult:
+    """Run one step and record it in the manifest.
+
+    Raises:
+        Refusal: whatever the step refuses; the manifest then says ``refused``.
+    """
+    step = STEPS[name]
+    run: Callable[[Port, Options], Outcome] = importlib.import_module(step.module).run
+    started = time.monotonic()
+    outcome = run(port, options)
+    seconds = round(time.monotonic() - started, 2)
+    port.manifest.steps[name] = StepRecord(
+        status=outcome.status,
+        fingerprint=fingerprint(port, name, options),
+        seconds=seconds,
+        finished=now(),
+        summary=outcome.summary,
+    )
+    port.save()
+    return StepResult(
+        name, step.number, step.title, outcome.status, outcome.summary, seconds, outcome.data, outcome.files
+    )
+
+
+def run_port(port: Port, options: Options, on_start: Callable[[str, Step], None]) -> Iterator[StepResult]:
+    """Run every step that is not up to date, in order; stops after a step that is not done."""
+    for name, step in STEPS.items():
+        record = port.manifest.steps.get(name)
+        if record and record.status == "done" and record.fingerprint == fingerprint(port, name, options):
+            yield StepResult(name, step.number, step.title, "kept", record.summary, 0.0)
+            continue
+        on_start(name, step)
+        result = run_step(port, name, options)
+        yield result
+        if result.status != "done":
+            return
+
+
+def fingerprint(port: Port, name: str, options: Options) -> str:
+    """Hash of everything step `name` reads; equal hashes mean that running it again changes nothing."""
+    step = STEPS[name]
+    digest = hashlib.sha256(__version__.encode())
+    for option in step.options:
+        digest.update(f"{option}={getattr(options, option)!r};".encode())
+    for item in step.reads:
+        for path in _inputs(port, item):
+            digest.update(f"{path};".encode())
+            if path.suffix == ".safetensors":
+                stat = path.stat()
+                digest.update(f"{stat.st_size},{stat.st_mtime_ns};".encode())
+            elif path.is_file():
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _inputs(port: Port, item: str) -> list[Path]:
+    if item == "source":
+        folder = Path(port.source)
+        return sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if item == "model/":
+        return sorted(path for path in port.workspace.model_dir(port.name).rglob("*.py"))
+    if item == "registry":
+        return [port.workspace.registry_path]
+    return [port.state_dir / item]
+
+
+def require_device(options: Options) -> None:
+    """Stop unless this is a dry run or a Neuron device is present.
+
+    Raises:
+        Refusal: HW-NEURON.
+    """
+    if not options.dry_run and not any(Path("/dev").glob("neuron*")):
+        raise refuse(
+            "HW-NEURON",
+            "no Neuron device on this machine",
+            "/dev/neuron*",
+            "pass --dry-run to port and prove on the CPU, or run on a trn2 instance",
+        )

@@ -1,0 +1,354 @@
+"""The checkout a port is written into, and the port's own state inside it."""
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import keyword
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from autoport import __version__
+from autoport.errors import Refusal, refuse
+from autoport.resources import simulator_dir
+
+PACKAGES = ("vllm_neuron", "private_vllm_neuron")
+STATE_FOLDER = ".autoport"
+
+T = TypeVar("T")
+
+
+# --- Names --------------------------------------------------------------------------------------------------------
+
+# Words of model names that the plugin writes in capitals; every other word is capitalised.
+ACRONYMS = {"gpt": "GPT", "gptj": "GPTJ", "neox": "NeoX", "olmo": "OLMo", "moe": "Moe", "mpt": "MPT", "opt": "OPT"}
+
+
+def check_model_name(name: str) -> str:
+    """Return `name` if it can be a folder and module name under `model/`.
+
+    Raises:
+        Refusal: NAME-SNAKE for anything but lower-case snake_case, NAME-KEYWORD for a Python keyword or a name
+            that the plugin's `model` package uses itself.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        raise refuse(
+            "NAME-SNAKE",
+            f"model name {name!r} is not snake_case",
+            "argument NAME",
+            "use lower-case letters, digits and single underscores, starting with a letter, e.g. 'gpt_neox'",
+        )
+    if keyword.iskeyword(name) or name in {"registry", "kv_cache", "neuron_config", "interfaces", "synthetic"}:
+        raise refuse(
+            "NAME-RESERVED",
+            f"model name {name!r} is reserved",
+            "argument NAME",
+            "choose another name, e.g. the family with its version",
+        )
+    return name
+
+
+def class_prefix(name: str) -> str:
+    """PascalCase prefix of the generated classes: ``yi`` -> ``Yi``, ``gpt_neox`` -> ``GPTNeoX``."""
+    return "".join(ACRONYMS.get(word, word[0].upper() + word[1:]) for word in name.split("_"))
+
+
+# --- Atomic files -------------------------------------------------------------------------------------------------
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_atomic(path: Path, data: bytes, staging: Path | None = None) -> None:
+    """Write `data` to `path` so that a reader, or a kill at any moment, sees the old file or the new one.
+
+    Args:
+        staging: Folder on the same file system for the temporary file (default: beside the target).
+
+    Raises:
+        Refusal: WS-WRITE when the target cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "not writable", str(path))
+        temporary = (staging or path.parent) / f".{path.name}.{os.getpid()}.part"
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.replace(temporary, path)
+            except OSError as error:
+                if error.errno != errno.EXDEV or staging is None:
+                    raise
+                write_atomic(path, data)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise refuse(
+            "WS-WRITE",
+            f"cannot write: {error.strerror or error}",
+            path,
+            "free space or change the folder's permissions, or pass another --workspace",
+        ) from error
+
+
+# --- Workspace ----------------------------------------------------------------------------------------------------
+
+
+class Workspace:
+    """A checkout that contains `vllm_neuron/` (or `private_vllm_neuron/`).
+
+    Attributes:
+        root: Absolute path of the checkout.
+        package: Name of the plugin's package in it.
+    """
+
+    def __init__(self, root: Path, package: str):
+        self.root = root
+        self.package = package
+
+    @classmethod
+    def find(cls, path: str | os.PathLike[str]) -> "Workspace":
+        """Look for the plugin's package in `path`; nothing is imported.
+
+        Raises:
+            Refusal: WS-MISSING when the folder or the package is not there, WS-WRITE when it is read-only.
+        """
+        root = Path(path).expanduser().resolve()
+        for package in PACKAGES:
+            if (root / package / "model").is_dir() and (root / package / "__init__.py").is_file():
+                if not os.access(root, os.W_OK):
+                    raise refuse(
+                        "WS-WRITE",
+                        "the workspace is not writable",
+                        root,
+                        "change its permissions or pass another --workspace",
+                    )
+                return cls(root, package)
+        raise refuse(
+            "WS-MISSING",
+            "no vllm_neuron/ or private_vllm_neuron/ package with a model/ folder",
+            root,
+            "pass the plugin's checkout with --workspace, or make one to try things: autoport init-workspace DIR",
+        )
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> "Workspace":
+        """Make a workspace from the bundled simulator, with an empty registry.
+
+        Raises:
+            Refusal: WS-EXISTS when the folder is not empty.
+        """
+        root = Path(path).expanduser().resolve()
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise refuse("WS-EXISTS", "not an empty folder", root, "pass a new folder")
+        ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "py.typed", ".mypy_cache")
+        try:
+            root.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(simulator_dir() / PACKAGES[0], root / PACKAGES[0], ignore=ignore)
+        except OSError as error:
+            raise refuse("WS-WRITE", f"cannot create: {error.strerror or error}", root, "pass another folder") from error
+        write_atomic(root / PACKAGES[0] / "model" / "registry.py", EMPTY_REGISTRY.encode())
+        return cls(root, PACKAGES[0])
+
+    @property
+    def registry_path(self) -> Path:
+        return self.root / self.package / "model" / "registry.py"
+
+    def model_dir(self, name: str) -> Path:
+        return self.root / self.package / "model" / name
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold an exclusive lock (released by the system if the process dies)."""
+        folder = self.root / STATE_FOLDER
+        try:
+            folder.mkdir(exist_ok=True)
+            file = open(folder / f"{name}.lock", "w")  # noqa: SIM115
+        except OSError as error:
+            raise refuse(
+                "WS-WRITE", f"cannot write: {error.strerror}", folder, "change the folder's permissions"
+            ) from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+EMPTY_REGISTRY = '''\
+"""Architectures that the plugin registers with vLLM."""
+
+
+def get_models() -> list[tuple[str, type]]:
+    """Return (Hugging Face architecture string, factory class) pairs."""
+    return []
+'''
+
+
+# --- Port ---------------------------------------------------------------------------------------------------------
+
+
+class StepRecord(msgspec.Struct):
+    """State of one step. `fingerprint` is a hash of everything the step read."""
+
+    status: str
+    fingerprint: str
+    seconds: float
+    finished: str
+    summary: str = ""
+
+
+class FileRecord(msgspec.Struct):
+    """A file of the workspace that a step wrote. `pending` is set from just before a write until after it."""
+
+    step: str
+    sha256: str
+    pending: str = ""
+
+
+class Manifest(msgspec.Struct):
+    name: str
+    source: str
+    version: str = __version__
+    steps: dict[str, StepRecord] = {}
+    files: dict[str, FileRecord] = {}
+
+
+class Port:
+    """One model's port: its files in the workspace and its state in `.autoport/<name>/`."""
+
+    def __init__(self, workspace: Workspace, name: str, source: str = ""):
+        self.workspace = workspace
+        self.name = check_model_name(name)
+        self.state_dir = workspace.root / STATE_FOLDER / name
+        self.manifest = self._load_manifest(source)
+
+    @property
+    def source(self) -> str:
+        return self.manifest.source
+
+    def _load_manifest(self, source: str) -> Manifest:
+        path = self.state_dir / "port.json"
+        if not path.is_file():
+            return Manifest(name=self.name, source=source)
+        manifest = read_json(path, Manifest)
+        if source and manifest.source and source != manifest.source:
+            raise refuse(
+                "PORT-SOURCE",
+                f"port {self.name!r} was started from {manifest.source!r}, not from {source!r}",
+                path,
+                f"use another NAME, or remove {self.state_dir} to start again",
+            )
+        manifest.source = manifest.source or source
+        return manifest
+
+    def save(self) -> None:
+        self.write_state("port.json", self.manifest)
+
+    def write_state(self, filename: str, value: Any) -> Path:
+        """Write a state file (json) atomically."""
+        path = self.state_dir / filename
+        write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        return path
+
+    def has_state(self, filename: str) -> bool:
+        return (self.state_dir / filename).is_file()
+
+    def read_state(self, filename: str, kind: type[T], step: str) -> T:
+        """Read a state file that step `step` writes.
+
+        Raises:
+            Refusal: PORT-ORDER when that step has not run yet, PORT-STATE when the file is damaged.
+        """
+        path = self.state_dir / filename
+        if not path.is_file():
+            raise refuse(
+                "PORT-ORDER", f"{filename} is missing", path, f"run 'autoport {step} {self.name}' first"
+            )
+        return read_json(path, kind)
+
+    def file_status(self, relative: str) -> str:
+        """``"missing"``, ``"ours"`` (as last written), ``"edited"`` (changed since) or ``"foreign"``."""
+        path = self.workspace.root / relative
+        if not path.exists():
+            return "missing"
+        record = self.manifest.files.get(relative)
+        if record is None:
+            return "foreign"
+        return "ours" if sha256(path.read_bytes()) in (record.sha256, record.pending) else "edited"
+
+    def write_files(self, step: str, files: dict[str, str], force: bool = False) -> list[str]:
+        """Write workspace files (path relative to the root -> text), all or none as far as refusals go.
+
+        A file that a person edited, or that the port did not write, is left alone unless `force`.
+
+        Returns:
+            The paths that changed.
+
+        Raises:
+            Refusal: PORT-EDITED with every such file.
+        """
+        problems = []
+        changed = {}
+        for relative, text in files.items():
+            path = self.workspace.root / relative
+            if path.exists() and path.read_bytes() == text.encode():
+                self.manifest.files[relative] = FileRecord(step=step, sha256=sha256(text.encode()))
+                continue
+            status = self.file_status(relative)
+            if status in ("edited", "foreign") and not force:
+                what = "was edited since it was generated" if status == "edited" else "exists and is not this port's"
+                problems += refuse(
+                    "PORT-EDITED", f"{relative} {what}", path, "keep it, or pass --force to overwrite it"
+                ).problems
+            changed[relative] = text
+        if problems:
+            raise Refusal(*problems)
+        for relative, text in changed.items():
+            record = self.manifest.files.get(relative) or FileRecord(step=step, sha256="")
+            record.pending = sha256(text.encode())
+            self.manifest.files[relative] = record
+        self.save()
+        for relative, text in changed.items():
+            write_atomic(self.workspace.root / relative, text.encode(), staging=self.state_dir / "staging")
+            record = self.manifest.files[relative]
+            record.sha256, record.pending = record.pending, ""
+        self.save()
+        return sorted(changed)
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Decode a state file.
+
+    Raises:
+        Refusal: PORT-STATE when it cannot be read or does not match its type.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise refuse(
+            "PORT-STATE", f"cannot be read: {error}", path, "run the step that writes it again"
+        ) from error
+
+
+def now() -> str:
+    """Current UTC time, ISO 8601 to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def installed(module: str) -> bool:
+    """Whether a top-level module can be found, without importing it."""
+    return module in sys.modules or importlib.util.find_spec(module) is not None
