@@ -1,0 +1,1 @@
+"""Step 2: reference model, architecture, parallel plan and weight map."""

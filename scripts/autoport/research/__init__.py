@@ -1,0 +1,1 @@
+"""Step 1: what the config, the checkpoint's headers and the modeling source say."""

@@ -1,0 +1,1 @@
+"""Step 7: the checklists, as programs."""

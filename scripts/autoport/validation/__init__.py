@@ -1,0 +1,1 @@
+"""The proof on the CPU and the steps of Phase C."""
