@@ -2,7 +2,7 @@
 
 One run covers what serving does: a short prompt padded into its bucket, a longer one whose logits are
 compared at every position, a prompt prefilled in two segments (the second one padded), and decode steps
-through the paged cache with two sequences of different length in one batch that is padded to a bucket of four.
+through the paged cache with two sequences of different length in one batch, padded to a bucket of four.
 """
 
 import random

@@ -1,8 +1,8 @@
 """The tiny twin: the real config shrunk to the smallest sizes that keep its structure, with hot weights.
 
 With the usual initialisation (normal, std 0.02) attention is nearly uniform and every layer adds next to
-nothing, so a port whose K is scaled by 0.9 still gives the same tokens. The twin's weights are *hot*: attention
-is peaked, norms and biases are away from the values they start at, and logits are spread.
+nothing, so a port whose K is scaled by 0.9 still gives the same tokens. The twin's weights are *hot*:
+attention is peaked, norms and biases are away from the values they start at, and logits are spread.
 """
 
 import copy
@@ -45,10 +45,10 @@ VECTOR_OFFSET = (0.25, 0.75)  # distance of norm weights and biases from their i
 def shrink(config: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
     """Return `config` with every dimension shrunk, and everything else untouched.
 
-    Kept: the ratio of query to KV heads, which of TP 1, 2 and 4 are valid (and whether they shard or replicate
-    KV heads), whether head_dim is given or derived and how heads * head_dim compares to hidden_size,
-    divisibility of the vocabulary and the MLP by the TP sizes, every kind of layer, and every band of the
-    RoPE scaling.
+    Kept: the ratio of query to KV heads, which of TP 1, 2 and 4 are valid (and whether they shard or
+    replicate KV heads), whether head_dim is given or derived and how heads * head_dim compares to
+    hidden_size, divisibility of the vocabulary and the MLP by the TP sizes, every kind of layer, and every
+    band of the RoPE scaling.
 
     Args:
         config: The real model's config.json.
@@ -139,10 +139,11 @@ def _shrink_widths(architecture: Architecture, heads: int) -> tuple[int, int, in
 
 
 def _shrink_original_context(rope: Rope, head_dim: int) -> int | None:
-    """Smallest original context below the longest prompt with frequencies in all three bands of llama3 scaling.
+    """Smallest original context, below the longest prompt, that leaves no band of llama3 scaling empty.
 
     Frequencies with a wavelength under context / high_freq_factor are kept, those over context /
-    low_freq_factor are divided by the factor, and those between are blended; one must be well inside the blend.
+    low_freq_factor are divided by the factor, and those between are blended; one must be well inside the
+    blend.
     """
     low, high = rope.parameters["low_freq_factor"], rope.parameters["high_freq_factor"]
     wavelengths = [2 * math.pi * rope.theta ** (2 * i / head_dim) for i in range(head_dim // 2)]

@@ -1,0 +1,42 @@
+"""Functions that tests run in rank processes (they are imported by name there)."""
+
+import os
+import signal
+import time
+
+import torch
+
+
+def gather(rank, text):
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rank.init_file}", rank=rank.index, world_size=rank.size
+    )
+    parts = [torch.zeros(1) for _ in range(rank.size)]
+    dist.all_gather(parts, torch.tensor([float(rank.index)]))
+    return {"text": text, "parts": torch.cat(parts), "large": torch.zeros(1_000_000)}
+
+
+def raise_on_rank_1(rank):
+    if rank.index == 1:
+        raise ValueError("bad shape [3, 4]")
+    time.sleep(60)
+
+
+def die_on_rank_0(rank):
+    if rank.index == 0:
+        print("about to die", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def hang(rank, folder):
+    (folder / f"pid{rank.index}").write_text(str(os.getpid()))
+    print("hanging", flush=True)
+    while True:
+        time.sleep(60)
+
+
+def pid(rank):
+    return os.getpid()
