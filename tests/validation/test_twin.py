@@ -1,0 +1,256 @@
+"""The twin keeps the structure of the real model, and a small fault in it is seen."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from autoport.errors import Refusal
+from autoport.schema import Architecture, Attention, Block, Head, Mlp, Norm, Rope
+from autoport.validation import reference, scenario
+from autoport.validation.metrics import max_relative_error
+from autoport.validation.twin import build, shrink
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+NAMES = ["llama-3.2-1b", "yi-6b", "mistral-7b-v0.3", "qwen2-7b", "smollm2-135m"]
+
+
+def read(name: str) -> dict:
+    return json.loads((CONFIGS / f"{name}.json").read_text())
+
+
+def architecture(config: dict) -> Architecture:
+    heads = config["num_attention_heads"]
+    scaling = config.get("rope_scaling")
+    return Architecture(
+        hf_name=config["architectures"][0],
+        model_type=config["model_type"],
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        num_layers=config["num_hidden_layers"],
+        max_position_embeddings=config["max_position_embeddings"],
+        dtype="bfloat16",
+        norm=Norm("rms", config["rms_norm_eps"]),
+        rope=Rope("llama3" if scaling else "default", config["rope_theta"], scaling or {}),
+        attention=Attention(
+            num_heads=heads,
+            num_kv_heads=config["num_key_value_heads"],
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            qkv_bias=config["model_type"] == "qwen2",
+        ),
+        mlp=Mlp("gated", "silu", config["intermediate_size"]),
+        block=Block("pre_norm"),
+        head=Head(tied=config["tie_word_embeddings"]),
+    )
+
+
+def shrunk(config: dict) -> dict:
+    return shrink(config, architecture(config))
+
+
+def valid_tp_sizes(config: dict) -> list[int]:
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    return [
+        tp
+        for tp in (1, 2, 4)
+        if heads % (2 * tp) == 0
+        and (kv % tp == 0 or tp % kv == 0)
+        and config["intermediate_size"] % tp == 0
+        and config["vocab_size"] % tp == 0
+    ]
+
+
+# --- shrink -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_tp_sizes_and_head_ratio(name):
+    config = read(name)
+    twin = shrunk(config)
+    assert valid_tp_sizes(twin) == valid_tp_sizes(config)
+    assert (
+        twin["num_attention_heads"] * config["num_key_value_heads"]
+        == config["num_attention_heads"] * twin["num_key_value_heads"]
+    )
+
+
+def test_28_heads_keep_tp_4_invalid():
+    assert valid_tp_sizes(shrunk(read("qwen2-7b"))) == [1, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_that_is_not_a_size_is_untouched(name):
+    config = read(name)
+    twin = shrunk(config)
+    changed = {key for key in config if twin[key] != config[key]}
+    sizes = {
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "max_position_embeddings",
+        "rope_scaling",
+    }
+    assert changed - sizes <= {key for key in config if key.endswith("token_id")}
+    assert set(twin) == set(config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shrinking_a_twin_changes_nothing(name):
+    twin = shrunk(read(name))
+    assert shrunk(twin) == twin
+
+
+@pytest.mark.parametrize(("name", "given"), [("llama-3.2-1b", True), ("yi-6b", False)])
+def test_head_dim_stays_given_or_derived(name, given):
+    twin = shrunk(read(name))
+    assert ("head_dim" in twin) is given
+    head_dim = twin.get("head_dim") or twin["hidden_size"] / twin["num_attention_heads"]
+    assert head_dim == int(head_dim)
+    assert head_dim % 2 == 0
+    assert 16 <= head_dim <= 128
+    assert twin["num_attention_heads"] * head_dim == twin["hidden_size"]
+    assert twin["hidden_size"] % 256 == 0
+
+
+@pytest.mark.parametrize(("head_dim", "sign"), [(128, 1), (32, -1)])
+def test_heads_wider_or_narrower_than_hidden_stay_so(head_dim, sign):
+    config = read("llama-3.2-1b") | {"head_dim": head_dim}
+    twin = shrunk(config)
+    assert (twin["num_attention_heads"] * twin["head_dim"] - twin["hidden_size"]) * sign > 0
+    assert twin["hidden_size"] % 256 == 0
+
+
+def test_all_bands_of_the_scaling_are_used_and_prompts_exceed_the_context():
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    twin = shrunk(read("llama-3.2-1b"))
+    assert twin["rope_scaling"]["original_max_position_embeddings"] < scenario.SEGMENTED
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](AutoConfig.for_model(**twin), torch.device("cpu"))
+    plain = 500000.0 ** -(torch.arange(0, twin["head_dim"], 2) / twin["head_dim"])
+    ratio = plain / scaled
+    assert ratio.min() == pytest.approx(1.0)
+    assert ratio.max() == pytest.approx(32.0)
+    assert ((ratio > 1.2) & (ratio < 25)).any()
+
+
+@pytest.mark.parametrize(("vocab", "expected"), [(50257, 513), (32002, 514), (128256, 512), (300, 300)])
+def test_vocabulary_keeps_its_divisibility(vocab, expected):
+    assert shrunk(read("yi-6b") | {"vocab_size": vocab})["vocab_size"] == expected
+
+
+def test_token_ids_move_into_the_vocabulary_and_stay_distinct():
+    config = read("llama-3.2-1b") | {
+        "eos_token_id": [128001, 128009],
+        "pad_token_id": None,
+        "bos_token_id": 1,
+    }
+    twin = shrunk(config)
+    assert twin["bos_token_id"] == 1
+    assert twin["pad_token_id"] is None
+    assert len(set(twin["eos_token_id"])) == 2
+    assert all(1 < token < twin["vocab_size"] for token in twin["eos_token_id"])
+
+
+def test_every_kind_of_layer_is_kept():
+    pattern = ["sliding_attention", "sliding_attention", "full_attention"] * 10 + ["full_attention"] * 2
+    twin = shrunk(read("yi-6b") | {"layer_types": pattern})
+    assert twin["layer_types"] == pattern[:3]
+    assert twin["num_hidden_layers"] == 3
+
+
+def test_heads_that_do_not_group_are_refused():
+    with pytest.raises(Refusal, match="TWIN-SHRINK"):
+        shrunk(read("yi-6b") | {"num_key_value_heads": 5})
+
+
+# --- build --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("twins")
+    return {name: build(shrunk(read(name)), folder / name, seed=0) for name in NAMES}
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
+def test_the_seed_decides_the_bytes(twins, tmp_path):
+    config = shrunk(read("smollm2-135m"))
+    assert digests(build(config, tmp_path / "same", seed=0)) == digests(twins["smollm2-135m"])
+    assert digests(build(config, tmp_path / "other", seed=1)) != digests(twins["smollm2-135m"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoint_is_sharded_bfloat16_with_the_config_as_given(twins, name):
+    folder = twins[name]
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) >= 2
+    assert json.loads((folder / "config.json").read_text()) == shrunk(read(name))
+    model = reference.load(folder, torch.float32)
+    for parameter in model.parameters():
+        assert torch.equal(parameter, parameter.bfloat16().float())
+
+
+def test_a_class_that_transformers_lacks_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="PROOF-CLASS"):
+        build(shrunk(read("yi-6b") | {"architectures": ["NoSuchForCausalLM"]}), tmp_path, seed=0)
+
+
+# --- power --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def baseline(twins):
+    """For each twin: its longer prompt and the logits there."""
+    result = {}
+    for name in NAMES:
+        model = reference.load(twins[name], torch.float32)
+        prompt = scenario.draw_prompts(model.config.vocab_size, seed=0)["long"]
+        result[name] = prompt, reference.logits(model, prompt)
+    return result
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_matters(twins, baseline, name):
+    prompt, expected = baseline[name]
+    model = reference.load(twins[name], torch.float32)
+    for parameter_name, parameter in model.named_parameters():
+        original = parameter.data.clone()
+        parameter.data.mul_(1.05)
+        error = max_relative_error(reference.logits(model, prompt), expected)
+        parameter.data.copy_(original)
+        assert error > 1e-3, parameter_name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scaled_k_or_a_stretched_rope_changes_tokens(twins, baseline, name):
+    prompt, expected = baseline[name]
+
+    def tokens_kept(model) -> float:
+        logits = reference.logits(model, prompt)
+        return (logits.argmax(-1) == expected.argmax(-1)).float().mean().item()
+
+    scaled = reference.load(twins[name], torch.float32)
+    for layer in scaled.model.layers:
+        layer.self_attn.k_proj.weight.data.mul_(0.9)
+    assert tokens_kept(scaled) < 0.95
+    stretched = reference.load(twins[name], torch.float32)
+    stretched.model.rotary_emb.inv_freq.mul_(1.01)
+    assert tokens_kept(stretched) < 0.8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_continuations_do_not_repeat_one_token(twins, baseline, name):
+    prompt, expected = baseline[name]
+    model = reference.load(twins[name], torch.float32)
+    tokens = reference.greedy(model, prompt, scenario.DECODE_STEPS)
+    assert tokens[0] == int(expected[-1].argmax())
+    assert len(set(tokens)) > scenario.DECODE_STEPS // 2
