@@ -1,0 +1,5 @@
+"""Exceptions of the plugin."""
+
+
+class CPUCompilationComplete(Exception):
+    """Compilation on a CPU host is done; there is nothing to execute."""

@@ -1,0 +1,1 @@
+"""Models, their registry, and the types a model and the runner exchange."""

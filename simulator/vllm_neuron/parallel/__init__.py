@@ -1,0 +1,1 @@
+"""Process groups of the plugin."""
