@@ -82,7 +82,13 @@ STEPS: dict[str, Step] = {
         ("relax", "context_length", "batch_size", "review", "confirm"),
     ),
     "generate": Step("3-4", "Generate the model", "autoport.codegen.generate", ("plan.json", "model/")),
-    "register": Step("5", "Register the architecture", "autoport.codegen.register", ("plan.json", "registry"), ("replace_row",)),
+    "register": Step(
+        "5",
+        "Register the architecture",
+        "autoport.codegen.register",
+        ("plan.json", "registry"),
+        ("replace_row",),
+    ),
     "document": Step("6", "Write example and docs", "autoport.codegen.document", ("plan.json", "model/")),
     "review": Step("7", "Self-review", "autoport.review.step", ("plan.json", "model/", "registry")),
     "prove": Step(

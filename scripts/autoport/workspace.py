@@ -30,7 +30,15 @@ T = TypeVar("T")
 # --- Names --------------------------------------------------------------------------------------------------------
 
 # Words of model names that the plugin writes in capitals; every other word is capitalised.
-ACRONYMS = {"gpt": "GPT", "gptj": "GPTJ", "neox": "NeoX", "olmo": "OLMo", "moe": "Moe", "mpt": "MPT", "opt": "OPT"}
+ACRONYMS = {
+    "gpt": "GPT",
+    "gptj": "GPTJ",
+    "neox": "NeoX",
+    "olmo": "OLMo",
+    "moe": "Moe",
+    "mpt": "MPT",
+    "opt": "OPT",
+}
 
 
 def check_model_name(name: str) -> str:
@@ -47,7 +55,13 @@ def check_model_name(name: str) -> str:
             "argument NAME",
             "use lower-case letters, digits and single underscores, starting with a letter, e.g. 'gpt_neox'",
         )
-    if keyword.iskeyword(name) or name in {"registry", "kv_cache", "neuron_config", "interfaces", "synthetic"}:
+    if keyword.iskeyword(name) or name in {
+        "registry",
+        "kv_cache",
+        "neuron_config",
+        "interfaces",
+        "synthetic",
+    }:
         raise refuse(
             "NAME-RESERVED",
             f"model name {name!r} is reserved",
@@ -161,7 +175,9 @@ class Workspace:
             root.parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(simulator_dir() / PACKAGES[0], root / PACKAGES[0], ignore=ignore)
         except OSError as error:
-            raise refuse("WS-WRITE", f"cannot create: {error.strerror or error}", root, "pass another folder") from error
+            raise refuse(
+                "WS-WRITE", f"cannot create: {error.strerror or error}", root, "pass another folder"
+            ) from error
         write_atomic(root / PACKAGES[0] / "model" / "registry.py", EMPTY_REGISTRY.encode())
         return cls(root, PACKAGES[0])
 
@@ -310,7 +326,11 @@ class Port:
                 continue
             status = self.file_status(relative)
             if status in ("edited", "foreign") and not force:
-                what = "was edited since it was generated" if status == "edited" else "exists and is not this port's"
+                what = (
+                    "was edited since it was generated"
+                    if status == "edited"
+                    else "exists and is not this port's"
+                )
                 problems += refuse(
                     "PORT-EDITED", f"{relative} {what}", path, "keep it, or pass --force to overwrite it"
                 ).problems

@@ -5,9 +5,22 @@ from pathlib import Path
 from autoport.cli.arguments import AsJson, BatchSize, ContextLength, Name, Relax, WorkspacePath
 
 
-def command(name: Name, workspace: WorkspacePath = Path(), relax: Relax = [], context_length: ContextLength = 4096, batch_size: BatchSize = 1, as_json: AsJson = False) -> None:
+def command(
+    name: Name,
+    workspace: WorkspacePath = Path(),
+    relax: Relax = [],
+    context_length: ContextLength = 4096,
+    batch_size: BatchSize = 1,
+    as_json: AsJson = False,
+) -> None:
     """Step 2: plan the port (reference model, TP sizes, weight map); writes plan.json."""
     from autoport.cli.steps import run_single
     from autoport.port import Options
 
-    run_single("analyze", name, workspace, Options(relax=relax, context_length=context_length, batch_size=batch_size), as_json)
+    run_single(
+        "analyze",
+        name,
+        workspace,
+        Options(relax=relax, context_length=context_length, batch_size=batch_size),
+        as_json,
+    )

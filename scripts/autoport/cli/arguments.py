@@ -5,9 +5,12 @@ from typing import Annotated
 
 import typer
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="snake_case name of the port, e.g. yi.", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="snake_case name of the port, e.g. yi.", show_default=False)
+]
 Source = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="Checkpoint folder or Hugging Face model id.", show_default=False)
+    str,
+    typer.Argument(metavar="SOURCE", help="Checkpoint folder or Hugging Face model id.", show_default=False),
 ]
 WorkspacePath = Annotated[
     Path, typer.Option("--workspace", "-w", metavar="DIR", help="Checkout that contains vllm_neuron/.")
@@ -18,13 +21,17 @@ ReplaceRow = Annotated[
     bool, typer.Option("--replace-row", help="Replace a registry row of the same architecture.")
 ]
 Relax = Annotated[
-    list[str], typer.Option("--relax", metavar="RULE", help="Relax a TP rule (even-heads); the price is printed.")
+    list[str],
+    typer.Option("--relax", metavar="RULE", help="Relax a TP rule (even-heads); the price is printed."),
 ]
-ContextLength = Annotated[int, typer.Option("--context-length", min=1, help="Tokens per sequence for the KV cache.")]
+ContextLength = Annotated[
+    int, typer.Option("--context-length", min=1, help="Tokens per sequence for the KV cache.")
+]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sequences for the KV cache.")]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let transformers import code from the checkpoint.")
 ]
 TpSizes = Annotated[
-    list[int], typer.Option("--tp", metavar="N", min=1, help="TP size to prove; repeat for more (default 1 and 2).")
+    list[int],
+    typer.Option("--tp", metavar="N", min=1, help="TP size to prove; repeat for more (default 1 and 2)."),
 ]

@@ -5,7 +5,9 @@ from pathlib import Path
 from autoport.cli.arguments import AsJson, Force, Name, WorkspacePath
 
 
-def command(name: Name, workspace: WorkspacePath = Path(), force: Force = False, as_json: AsJson = False) -> None:
+def command(
+    name: Name, workspace: WorkspacePath = Path(), force: Force = False, as_json: AsJson = False
+) -> None:
     """Step 6: write the run script, the results file, the README and the logit test."""
     from autoport.cli.steps import run_single
     from autoport.port import Options

@@ -5,7 +5,9 @@ from pathlib import Path
 from autoport.cli.arguments import AsJson, Force, Name, WorkspacePath
 
 
-def command(name: Name, workspace: WorkspacePath = Path(), force: Force = False, as_json: AsJson = False) -> None:
+def command(
+    name: Name, workspace: WorkspacePath = Path(), force: Force = False, as_json: AsJson = False
+) -> None:
     """Steps 3 and 4: write config.py, factory.py, __init__.py and model.py."""
     from autoport.cli.steps import run_single
     from autoport.port import Options

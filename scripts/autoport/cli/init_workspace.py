@@ -7,7 +7,9 @@ import typer
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)
+    ],
 ) -> None:
     """Make a workspace from the bundled simulator, with an empty registry."""
     from autoport.workspace import Workspace

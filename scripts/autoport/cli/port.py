@@ -24,7 +24,9 @@ def command(
     name: Name,
     source: Source,
     workspace: WorkspacePath = Path(),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="No Trainium: prove the port on the CPU.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="No Trainium: prove the port on the CPU.")
+    ] = False,
     review: Annotated[bool, typer.Option("--review", help="Pause after the analysis (exit code 3).")] = False,
     confirm: Annotated[bool, typer.Option("--confirm", help="Go on after a --review pause.")] = False,
     relax: Relax = [],  # noqa: B006

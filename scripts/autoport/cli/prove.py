@@ -5,7 +5,13 @@ from pathlib import Path
 from autoport.cli.arguments import AsJson, Name, TpSizes, TrustRemoteCode, WorkspacePath
 
 
-def command(name: Name, workspace: WorkspacePath = Path(), tp: TpSizes = [], trust_remote_code: TrustRemoteCode = False, as_json: AsJson = False) -> None:
+def command(
+    name: Name,
+    workspace: WorkspacePath = Path(),
+    tp: TpSizes = [],
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: AsJson = False,
+) -> None:
     """Prove the port on the CPU: a tiny twin on the simulator against the Hugging Face class."""
     from autoport.cli.steps import run_single
     from autoport.port import Options

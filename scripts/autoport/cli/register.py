@@ -5,7 +5,9 @@ from pathlib import Path
 from autoport.cli.arguments import AsJson, Name, ReplaceRow, WorkspacePath
 
 
-def command(name: Name, workspace: WorkspacePath = Path(), replace_row: ReplaceRow = False, as_json: AsJson = False) -> None:
+def command(
+    name: Name, workspace: WorkspacePath = Path(), replace_row: ReplaceRow = False, as_json: AsJson = False
+) -> None:
     """Step 5: add the architecture to the plugin's registry.py."""
     from autoport.cli.steps import run_single
     from autoport.port import Options

@@ -9,7 +9,9 @@ from autoport.port import STEPS, Options, run_step
 from autoport.workspace import Port, Workspace
 
 
-def run_single(step: str, name: str, workspace: Path, options: Options, as_json: bool, source: str = "") -> None:
+def run_single(
+    step: str, name: str, workspace: Path, options: Options, as_json: bool, source: str = ""
+) -> None:
     """Run `step` of port `name`, print its result, and exit with its code."""
     port = Port(Workspace.find(workspace), name, source)
     with port.workspace.lock(f"port-{name}"), working(f"{STEPS[step].title} ..."):
