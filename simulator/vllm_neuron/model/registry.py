@@ -1,6 +1,10 @@
 """Architectures that the plugin registers with vLLM."""
 
+from .llama3 import LlamaForCausalLM
+
 
 def get_models() -> list[tuple[str, type]]:
     """Return (Hugging Face architecture string, factory class) pairs."""
-    return []
+    return [
+        ("LlamaForCausalLM", LlamaForCausalLM),
+    ]

@@ -1,0 +1,58 @@
+"""Steps 3 and 4: the model's package (`__init__.py`, `config.py`, `factory.py`, `model.py`) from the plan."""
+
+from autoport.codegen.render import render_python
+from autoport.codegen.support import check_plan
+from autoport.port import Options, Outcome
+from autoport.schema import Plan
+from autoport.workspace import Port
+
+TEMPLATES = {
+    "__init__.py": "boilerplate/init.py.j2",
+    "config.py": "boilerplate/config.py.j2",
+    "factory.py": "boilerplate/factory.py.j2",
+    "model.py": "model/model.py.j2",
+}
+
+
+def run(port: Port, options: Options) -> Outcome:
+    """Write the model's package; a file edited since it was generated is refused unless `options.force`."""
+    plan = port.read_state("plan.json", Plan, "analyze")
+    package = port.workspace.package
+    files = {
+        f"{package}/model/{port.name}/{name}": text for name, text in render_package(plan, package).items()
+    }
+    changed = port.write_files("generate", files, options.force)
+    lines = files[f"{package}/model/{port.name}/model.py"].count("\n")
+    return Outcome(
+        "done", f"model.py: {lines} lines; {len(changed)} of {len(files)} files changed", files=changed
+    )
+
+
+def render_package(plan: Plan, package: str) -> dict[str, str]:
+    """Render the model's package.
+
+    Args:
+        package: The plugin's package, ``vllm_neuron`` or ``private_vllm_neuron``.
+
+    Returns:
+        Text by file name.
+
+    Raises:
+        Refusal: What the templates cannot express, or a weight map that does not fit the model.
+    """
+    check_plan(plan)
+    context = {
+        "name": plan.name,
+        "prefix": plan.class_prefix,
+        "hf_name": plan.architecture.hf_name,
+        "package": package,
+        "exports": sorted(
+            [plan.architecture.hf_name, f"{plan.class_prefix}Config", "UnsupportedConfigError"]
+        ),
+        "arch": plan.architecture,
+        "weights": {
+            "single": [entry for entry in plan.weights.entries if "{i}" not in entry.parameter],
+            "layered": [entry for entry in plan.weights.entries if "{i}" in entry.parameter],
+        },
+    }
+    return {name: render_python(template, **context) for name, template in TEMPLATES.items()}

@@ -1,0 +1,198 @@
+"""Rendering: Jinja templates in, checked and formatted text out.
+
+Text from a config or a checkpoint is data. A template can put a value into its output only through one of the filters
+here, each of which quotes the value or checks it; printing anything else stops the run.
+"""
+
+import ast
+import functools
+import keyword
+import math
+import re
+import subprocess
+import sys
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import SandboxedEnvironment
+
+from autoport.errors import refuse
+from autoport.resources import templates_dir
+
+LINE_LENGTH = 110
+
+
+class Checked(str):
+    """Text that went through a filter and may be printed by a template."""
+
+
+def py(value: Any) -> Checked:
+    """A Python literal for a str, int, float, bool, None, or a list, tuple or dict of them.
+
+    Raises:
+        Refusal: GEN-LITERAL for any other type, or a number that is not finite.
+    """
+    _check_literal(value)
+    return Checked(repr(value))
+
+
+def _check_literal(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_literal(key)
+            _check_literal(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_literal(item)
+    elif not (value is None or type(value) in (str, int, bool, float, Checked)):
+        raise refuse(
+            "GEN-LITERAL", f"{value!r} has no Python literal", "plan.json", "correct the source's config"
+        )
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise refuse(
+            "GEN-LITERAL", f"{value!r} is not a finite number", "plan.json", "correct the source's config"
+        )
+
+
+def identifier(value: Any) -> Checked:
+    """A Python identifier.
+
+    Raises:
+        Refusal: GEN-IDENTIFIER when `value` is not an ASCII identifier, or is a keyword.
+    """
+    if not (
+        isinstance(value, str) and value.isascii() and value.isidentifier() and not keyword.iskeyword(value)
+    ):
+        raise refuse(
+            "GEN-IDENTIFIER",
+            f"{value!r} is not a Python identifier",
+            "plan.json",
+            "correct the name in the source's config, or choose another NAME",
+        )
+    return Checked(value)
+
+
+def weight_name(value: Any) -> Checked:
+    """A string literal of a weight's name; an f-string when ``{i}`` stands in it for the layer index.
+
+    The generated loop over the layers has the prefix ``model.layers.{i}`` in a variable, `layer`.
+
+    Raises:
+        Refusal: GEN-KEY when the name has anything but letters, digits, ``_``, ``-``, ``.`` and ``{i}``.
+    """
+    if not (isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.-]+", value.replace("{i}", "0"))):
+        raise refuse(
+            "GEN-KEY",
+            f"{value!r} is not a weight name that can be written into code",
+            "plan.json",
+            "rename the tensor in the checkpoint",
+        )
+    text = value.replace("model.layers.{i}", "{layer}")
+    return Checked(f'f"{text}"' if "{" in text else f'"{text}"')
+
+
+def weight_keys(keys: list[str]) -> Checked:
+    """One name as a string literal, several as a list of them; see `weight_name`."""
+    names = [weight_name(key) for key in keys]
+    return names[0] if len(names) == 1 else Checked("[" + ", ".join(names) + "]")
+
+
+def markdown(value: Any) -> Checked:
+    """One line of Markdown text in which nothing is markup and no table cell ends early."""
+    line = " ".join(str(value).split())
+    printable = "".join(char for char in line if char.isprintable())
+    return Checked(re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", printable))
+
+
+def code_span(value: Any) -> Checked:
+    """A Markdown code span; back-ticks, pipes and line breaks, which would end it, are taken out."""
+    line = " ".join(str(value).split())
+    return Checked("`" + "".join(char for char in line if char.isprintable() and char not in "`|") + "`")
+
+
+def comment(value: Any) -> Checked:
+    """Words for a comment or docstring: quotes, backslashes and line breaks become spaces."""
+    line = " ".join(re.sub(r"[\"'\\]", " ", str(value)).split())
+    return Checked("".join(char for char in line if char.isprintable()))
+
+
+def _only_checked(value: Any) -> Any:
+    if not isinstance(value, (Checked, jinja2.Undefined)):
+        raise TypeError(f"a template prints {value!r} without a filter")
+    return value
+
+
+@functools.cache
+def environment() -> SandboxedEnvironment:
+    env = SandboxedEnvironment(
+        loader=jinja2.FileSystemLoader(templates_dir()),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_only_checked,
+    )
+    for name_filter in (py, identifier, weight_name, weight_keys, markdown, code_span, comment):
+        env.filters[name_filter.__name__] = name_filter
+    return env
+
+
+def render(template: str, **context: Any) -> str:
+    """Render a template (path below ``templates/``).
+
+    Raises:
+        Refusal: GEN-TEMPLATE when a section has no template for what the plan asks, and what the filters refuse.
+    """
+    try:
+        return environment().get_template(template).render(context)
+    except jinja2.TemplateNotFound as error:
+        raise refuse(
+            "GEN-TEMPLATE",
+            f"there is no template {error.name}",
+            templates_dir(),
+            "write this section by hand",
+        ) from error
+
+
+def render_python(template: str, **context: Any) -> str:
+    """Render a template to Python: imports sorted, unused ones removed, formatted, and known to parse.
+
+    Raises:
+        Refusal: GEN-SYNTAX when the text is not Python, and what `render` refuses.
+    """
+    text = render(template, **context)
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise refuse(
+            "GEN-SYNTAX",
+            f"{template} rendered text that is not Python: {error}",
+            templates_dir() / template,
+            "nothing was written; correct the template",
+        ) from error
+    text = _ruff("check", "--fix", "--select", "I,F401", "--exit-zero", "--quiet", text=text)
+    text = _ruff("format", "--quiet", text=text)
+    ast.parse(text)
+    return text
+
+
+def _ruff(command: str, *arguments: str, text: str) -> str:
+    settings = (
+        "--isolated",
+        "--no-cache",
+        f"--config=line-length={LINE_LENGTH}",
+        "--config=format.skip-magic-trailing-comma=true",
+        "--config=lint.isort.split-on-trailing-comma=false",
+        "--stdin-filename=generated.py",
+        "-",
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "ruff", command, *arguments, *settings],
+        input=text,
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"ruff {command} failed: {result.stderr.strip()}")
+    return result.stdout

@@ -1,0 +1,74 @@
+"""Factory of LlamaForCausalLM: checks the configuration and selects the implementation."""
+
+from typing import Any
+
+from torch import nn
+from vllm.distributed.parallel_state import get_tp_group
+from vllm_neuron.model.neuron_config import NeuronConfig
+
+from .config import UnsupportedConfigError
+
+
+class LlamaForCausalLM(nn.Module):
+    """What vLLM registers for the architecture; `from_configs` returns the implementation itself."""
+
+    def __init__(self, hf_config: Any, neuron_config: NeuronConfig | None = None):
+        super().__init__()
+        self._model = self._select_implementation(hf_config, neuron_config)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model(*args, **kwargs)
+
+    @classmethod
+    def from_configs(cls, hf_config: Any, neuron_config: NeuronConfig | None = None) -> nn.Module:
+        """Return the implementation for these configs.
+
+        Raises:
+            UnsupportedConfigError: No implementation does what the configs ask; lists every reason.
+        """
+        return cls._select_implementation(hf_config, neuron_config)
+
+    @classmethod
+    def _select_implementation(cls, hf_config: Any, neuron_config: NeuronConfig | None) -> nn.Module:
+        cls._validate_config(hf_config, neuron_config)
+
+        # One implementation so far (bf16); a further one is a branch here with its own import.
+        from .model import LlamaForCausalLM as Model
+
+        return Model.from_configs(hf_config, neuron_config)
+
+    @classmethod
+    def _validate_config(cls, hf_config: Any, neuron_config: NeuronConfig | None) -> None:
+        quantization = neuron_config.quantization if neuron_config is not None else None
+        layer_types = set(getattr(hf_config, "layer_types", None) or ["full_attention"])
+        required = [
+            # (setting, what the configs ask, what the implementation does)
+            ("quantization", quantization or "bf16", "bf16"),
+            ("quantization_config", getattr(hf_config, "quantization_config", None), None),
+            ("hidden_act", hf_config.hidden_act, "silu"),
+            ("rope_type", hf_config.rope_parameters["rope_type"], "llama3"),
+            ("sliding_window", getattr(hf_config, "sliding_window", None), None),
+            ("layer_types", layer_types, {"full_attention"}),
+            ("attention_bias", getattr(hf_config, "attention_bias", False), False),
+            ("mlp_bias", getattr(hf_config, "mlp_bias", False), False),
+            ("tie_word_embeddings", hf_config.tie_word_embeddings, True),
+        ]
+        problems = [
+            f"{setting} {asked!r} (possible: {possible!r})"
+            for setting, asked, possible in required
+            if asked != possible
+        ]
+
+        tp_size = get_tp_group().world_size
+        for field in ("num_attention_heads", "intermediate_size", "vocab_size"):
+            size = getattr(hf_config, field)
+            if size % tp_size:
+                problems.append(f"tensor_parallel_size {tp_size} (possible: divisors of {field} {size})")
+        kv_heads = hf_config.num_key_value_heads
+        if kv_heads % tp_size and tp_size % kv_heads:
+            problems.append(
+                f"tensor_parallel_size {tp_size} (possible: divisors and multiples of {kv_heads} KV heads)"
+            )
+
+        if problems:
+            raise UnsupportedConfigError(f"{cls.__name__} does not support " + "; ".join(problems))
