@@ -3,7 +3,7 @@
 
 Usage:
     regenerate_reference_models.py            write the files
-    regenerate_reference_models.py --check    write nothing; exit 1 if a file differs from what would be written
+    regenerate_reference_models.py --check    write nothing; exit 1 if a file is out of date
 """
 
 import argparse

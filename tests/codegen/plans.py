@@ -1,7 +1,6 @@
 """Plans made by hand, for the tests of code generation."""
 
 import msgspec
-
 from autoport.schema import (
     Architecture,
     Attention,

@@ -1,7 +1,7 @@
 """Rendering: Jinja templates in, checked and formatted text out.
 
-Text from a config or a checkpoint is data. A template can put a value into its output only through one of the filters
-here, each of which quotes the value or checks it; printing anything else stops the run.
+Text from a config or a checkpoint is data. A template can put a value into its output only through one of the
+filters here, each of which quotes the value or checks it; printing anything else stops the run.
 """
 
 import ast
@@ -142,7 +142,7 @@ def render(template: str, **context: Any) -> str:
     """Render a template (path below ``templates/``).
 
     Raises:
-        Refusal: GEN-TEMPLATE when a section has no template for what the plan asks, and what the filters refuse.
+        Refusal: GEN-TEMPLATE when a section has no template for what the plan asks; what the filters refuse.
     """
     try:
         return environment().get_template(template).render(context)
@@ -184,6 +184,7 @@ def _ruff(command: str, *arguments: str, text: str) -> str:
         f"--config=line-length={LINE_LENGTH}",
         "--config=format.skip-magic-trailing-comma=true",
         "--config=lint.isort.split-on-trailing-comma=false",
+        "--config=lint.isort.known-first-party=['vllm_neuron', 'private_vllm_neuron']",
         "--stdin-filename=generated.py",
         "-",
     )

@@ -10,8 +10,8 @@ def check_plan(plan: Plan) -> None:
     """Check that the plan can be generated.
 
     Raises:
-        Refusal: GEN-FEATURE for each feature without a template, GEN-WEIGHTS for each parameter without an entry in
-            the weight map, each entry without a parameter, and each transform that the parameter's loader does not do.
+        Refusal: GEN-FEATURE for each feature without a template, GEN-WEIGHTS for each difference between the
+            weight map and the model's parameters and their loaders.
     """
     problems = [
         Problem(
@@ -29,7 +29,7 @@ def check_plan(plan: Plan) -> None:
             problems.append(
                 Problem(
                     rule="GEN-WEIGHTS",
-                    found=f"{name}: the model loads it as {expected.get(name)}, the weight map as {mapped.get(name)}",
+                    found=f"{name}: loaded as {expected.get(name)}, mapped as {mapped.get(name)}",
                     where="plan.json: weights",
                     next_step="run 'autoport analyze' again; the checkpoint may not be of this architecture",
                 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from vllm_neuron.model.neuron_config import NeuronConfig
 
 

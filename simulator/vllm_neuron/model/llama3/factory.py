@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 from vllm.distributed.parallel_state import get_tp_group
+
 from vllm_neuron.model.neuron_config import NeuronConfig
 
 from .config import UnsupportedConfigError

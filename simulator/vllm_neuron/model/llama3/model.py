@@ -16,9 +16,10 @@ import math
 from typing import Any
 
 import torch
-import vllm_neuron.functional as NF
 from torch import nn
 from vllm.distributed.parallel_state import get_tp_group
+
+import vllm_neuron.functional as NF
 from vllm_neuron.model.kv_cache import KVSpec, LayerSpec
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import ColumnParallelLinear
