@@ -21,12 +21,16 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class TensorHeader(msgspec.Struct, frozen=True):
-    """One entry of a safetensors header. `dtype` is the format's own name (``"BF16"``, ``"F32"``, ...)."""
+    """One entry of a safetensors header.
+
+    `dtype` is the format's own name (``"BF16"``, ``"F32"``, ...); `offset` is where the data begins in the file.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     file: str
     num_bytes: int
+    offset: int = 0
 
 
 class Checkpoint(msgspec.Struct):
@@ -38,6 +42,7 @@ class Checkpoint(msgspec.Struct):
         tensors: Header entry by checkpoint key.
         total_bytes: Sum of the tensors' sizes in bytes.
         bytes_read: Bytes read to learn this.
+        notes: What a reader must know, e.g. files that were left out.
     """
 
     source: str
@@ -45,6 +50,7 @@ class Checkpoint(msgspec.Struct):
     tensors: dict[str, TensorHeader]
     total_bytes: int
     bytes_read: int
+    notes: list[str] = []
 
 
 class Facts(msgspec.Struct):

@@ -1,0 +1,246 @@
+"""Tensor-parallel sizes: five divisibility rules, the memory of a rank, and a recommendation."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from autoport.analysis.weight_map import expand
+from autoport.errors import refuse
+from autoport.schema import Architecture, Facts, TensorHeader, TpCandidate, TpPlan, Violation, WeightMap
+
+STANDARD_SIZES = (1, 2, 4, 8, 16, 32, 64)
+LARGEST_SIZE = 64  # NeuronCores of a trn2.48xlarge with two physical cores each (LNC=2)
+WEIGHT_LIMIT_BYTES = 20_000_000_000  # above about 20 GB of weights a rank, the guide says to raise the size
+KV_BYTES_PER_ELEMENT = 2  # the cache is bfloat16
+
+RELAXABLE = {"even-heads": "R2"}
+RELAXED_PRICE = {
+    "R2": "gives up the fused decode kernel: decode attention is composed of torch operators, which is slower"
+}
+
+Sharding = Literal["split", "kv_heads", "copied"]
+
+
+class Dimensions(msgspec.Struct, frozen=True):
+    """The sizes that the rules are about."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tied: bool
+
+    @classmethod
+    def from_facts(cls, facts: Facts) -> "Dimensions":
+        value = {name: fact.value for name, fact in facts.fields.items()}
+        return cls(
+            num_layers=value["num_layers"],
+            hidden_size=value["hidden_size"],
+            num_heads=value["num_heads"],
+            num_kv_heads=value["num_kv_heads"],
+            head_dim=value["head_dim"],
+            intermediate_size=value["intermediate_size"],
+            vocab_size=value["vocab_size"],
+            tied=value["tie_word_embeddings"],
+        )
+
+    @classmethod
+    def from_architecture(cls, architecture: Architecture) -> "Dimensions":
+        return cls(
+            num_layers=architecture.num_layers,
+            hidden_size=architecture.hidden_size,
+            num_heads=architecture.attention.num_heads,
+            num_kv_heads=architecture.attention.num_kv_heads,
+            head_dim=architecture.attention.head_dim,
+            intermediate_size=architecture.mlp.intermediate_size,
+            vocab_size=architecture.vocab_size,
+            tied=architecture.head.tied,
+        )
+
+
+class WeightBytes(msgspec.Struct, frozen=True):
+    """Bytes of weights in the port's dtype, before sharding, by how they are sharded."""
+
+    split: int = 0
+    kv_heads: int = 0
+    copied: int = 0
+
+    def per_rank(self, tp_size: int, num_kv_heads: int) -> int:
+        """Bytes on one rank: a KV head is never split, so ranks beyond the KV heads hold copies."""
+        kv_shards = min(tp_size, num_kv_heads)
+        return self.copied + -(-self.split // tp_size) + -(-self.kv_heads // kv_shards)
+
+
+def weight_bytes(
+    weights: WeightMap, num_layers: int, tensors: Mapping[str, TensorHeader], element_bytes: int
+) -> WeightBytes:
+    """Sum the parameters of the port. A tied head counts twice: the port holds it as a parameter of its own.
+
+    Args:
+        tensors: Headers of the checkpoint; keys that are not there count with the shape of the map.
+        element_bytes: Bytes per element of the port's dtype.
+    """
+    totals = {"split": 0, "kv_heads": 0, "copied": 0}
+    for entry, keys in expand(weights, num_layers):
+        for position, (key, shape) in enumerate(zip(keys, entry.shapes, strict=True)):
+            if entry.transform == "replicated":
+                kind = "copied"
+            else:
+                kind = "kv_heads" if entry.transform.startswith("fused_qkv") and position > 0 else "split"
+            count = 1
+            for size in tensors[key].shape if key in tensors else shape:
+                count *= size
+            totals[kind] += count * element_bytes
+    return WeightBytes(**totals)
+
+
+def estimate_weight_bytes(size: Dimensions, element_bytes: int) -> WeightBytes:
+    """Weights of a dense decoder with a gated MLP, from its sizes alone (biases left out)."""
+    q_rows, kv_rows = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
+    split = 2 * size.hidden_size * q_rows + 3 * size.hidden_size * size.intermediate_size
+    return WeightBytes(
+        split=element_bytes * (size.num_layers * split + 2 * size.vocab_size * size.hidden_size),
+        kv_heads=element_bytes * size.num_layers * 2 * size.hidden_size * kv_rows,
+        copied=element_bytes * size.hidden_size * (2 * size.num_layers + 1),
+    )
+
+
+def check_rules(size: Dimensions, tp: int) -> list[Violation]:
+    """Return the rules R1 to R5 that `tp` breaks, with the numbers."""
+    heads, kv = size.num_heads, size.num_kv_heads
+    broken = []
+    if heads % tp:
+        broken.append(Violation("R1", f"{heads} heads are not a multiple of {tp}"))
+    elif heads // tp % 2:
+        broken.append(
+            Violation(
+                "R2",
+                f"{heads} heads / {tp} = {heads // tp} per rank is odd; the decode kernel needs an even number",
+            )
+        )
+    if kv % tp and tp % kv:
+        broken.append(Violation("R3", f"{kv} KV heads neither divide nor are divided by {tp}"))
+    if size.intermediate_size % tp:
+        broken.append(
+            Violation("R4", f"intermediate_size {size.intermediate_size} is not a multiple of {tp}")
+        )
+    if size.vocab_size % tp:
+        padded = -(-size.vocab_size // tp) * tp
+        broken.append(
+            Violation(
+                "R5",
+                f"vocab_size {size.vocab_size} is not a multiple of {tp}; padding it to {padded} would do, "
+                "but vocabulary padding is not generated",
+            )
+        )
+    return broken
+
+
+def candidate_sizes(num_heads: int) -> list[int]:
+    """Powers of two and divisors of the head count, up to the cores of an instance."""
+    divisors = (size for size in range(1, LARGEST_SIZE + 1) if num_heads % size == 0)
+    return sorted({*STANDARD_SIZES, *divisors})
+
+
+def plan_tensor_parallel(
+    size: Dimensions,
+    weights: WeightBytes,
+    context_length: int,
+    batch_size: int,
+    relax: Sequence[str] = (),
+) -> TpPlan:
+    """Check every candidate size and recommend the smallest valid one of two or more (else 1).
+
+    The KV cache of a rank is ``layers * 2 * KV heads per rank * head_dim * tokens * 2 bytes``.
+
+    Raises:
+        Refusal: TP-RELAX for a rule that cannot be relaxed.
+    """
+    relaxed_rules = _relaxed_rules(relax)
+    tokens = context_length * batch_size
+    candidates = []
+    for tp in candidate_sizes(size.num_heads):
+        broken = check_rules(size, tp)
+        kv_heads = max(1, size.num_kv_heads // tp)
+        bytes_per_rank = weights.per_rank(tp, size.num_kv_heads)
+        violations = [violation for violation in broken if violation.rule not in relaxed_rules]
+        if bytes_per_rank > WEIGHT_LIMIT_BYTES:
+            text = f"{bytes_per_rank / 1e9:.1f} GB of weights per rank, the limit is {WEIGHT_LIMIT_BYTES / 1e9:.0f} GB"
+            violations.append(Violation("MEM", text))
+        candidates.append(
+            TpCandidate(
+                tp_size=tp,
+                violations=violations,
+                relaxed=[
+                    Violation(violation.rule, f"{violation.text}; {RELAXED_PRICE[violation.rule]}")
+                    for violation in broken
+                    if violation.rule in relaxed_rules
+                ],
+                kv_heads_per_rank=kv_heads,
+                kv_replicas=max(1, tp // size.num_kv_heads),
+                weight_bytes_per_rank=bytes_per_rank,
+                kv_bytes_per_rank=size.num_layers
+                * 2
+                * kv_heads
+                * size.head_dim
+                * tokens
+                * KV_BYTES_PER_ELEMENT,
+            )
+        )
+    valid = [candidate.tp_size for candidate in candidates if candidate.valid]
+    return TpPlan(
+        candidates=candidates,
+        recommended=min((tp for tp in valid if tp >= 2), default=1 if 1 in valid else None),
+        context_length=context_length,
+        batch_size=batch_size,
+        weight_limit_bytes=WEIGHT_LIMIT_BYTES,
+    )
+
+
+def _relaxed_rules(relax: Iterable[str]) -> set[str]:
+    unknown = sorted(set(relax) - RELAXABLE.keys())
+    if unknown:
+        raise refuse(
+            "TP-RELAX",
+            f"cannot relax {', '.join(unknown)}",
+            "option --relax",
+            f"use {' or '.join(RELAXABLE)}",
+        )
+    return {RELAXABLE[name] for name in relax}
+
+
+def recommendation(plan: TpPlan) -> str:
+    """The recommendation as a sentence."""
+    valid = [candidate.tp_size for candidate in plan.candidates if candidate.valid]
+    if plan.recommended is None:
+        return "no valid TP"
+    if valid == [1]:
+        return "TP 1 (the only valid size)"
+    return f"TP {plan.recommended} (valid: {', '.join(map(str, valid))})"
+
+
+def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
+    """The plan as table rows: TP, verdict, reasons, KV heads, weights and KV cache per rank."""
+    rows = []
+    for candidate in plan.candidates:
+        verdict = "no" if candidate.violations else ("relaxed" if candidate.relaxed else "yes")
+        if candidate.tp_size == plan.recommended:
+            verdict += " (recommended)"
+        reasons = [f"{item.rule}: {item.text}" for item in candidate.violations]
+        reasons += [f"{item.rule} relaxed: {item.text}" for item in candidate.relaxed]
+        kv = str(candidate.kv_heads_per_rank)
+        if candidate.kv_replicas > 1:
+            kv += f" (replicated x{candidate.kv_replicas})"
+        sizes = [
+            f"{number / 1e9:.2f} GB"
+            for number in (candidate.weight_bytes_per_rank, candidate.kv_bytes_per_rank)
+        ]
+        rows.append((str(candidate.tp_size), verdict, "\n".join(reasons), kv, *sizes))
+    return rows
+
+
+CANDIDATE_COLUMNS = ("TP", "Valid", "Why", "KV heads per rank", "Weights per rank", "KV cache per rank")

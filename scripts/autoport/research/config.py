@@ -1,0 +1,235 @@
+"""Step 1: every semantic field of config.json, each with its source."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from autoport.errors import Refusal, refuse
+from autoport.research.config_defaults import causal_lm_classes, config_defaults
+from autoport.research.fields import (
+    Resolver,
+    describe,
+    is_flag,
+    is_integer,
+    is_number,
+    is_text,
+    is_text_list,
+)
+from autoport.research.rope import resolve_rope
+from autoport.research.source import Source
+from autoport.schema import Fact, Facts
+
+LARGEST_CONFIG_BYTES = 16 * 1024 * 1024
+
+REQUIRED = {
+    "vocab_size": is_integer,
+    "hidden_size": is_integer,
+    "intermediate_size": is_integer,
+    "num_layers": is_integer,
+    "num_heads": is_integer,
+    "max_position_embeddings": is_integer,
+    "norm_eps": is_number,
+    "activation": is_text,
+    "tie_word_embeddings": is_flag,
+}
+OPTIONAL = {"attention_bias": is_flag, "mlp_bias": is_flag, "partial_rotary_factor": is_number}
+
+# Keys that change the model's output when a class reads them; the rest (token ids, dropout, ...) does not.
+SEMANTIC_KEY = re.compile(
+    r"_(multiplier|scale|scaling|factor|scalar|cap|capping|theta|rank|window|window_size|bias|pattern|interval)$"
+    r"|^(scale|residual|logit|qk_|clip_|no_rope|alibi|parallel_|sandwich|attn_|ffn_|block_configs|per_layer)"
+    r"|expert|moe|router|norm|nope|softcap|lora|mup|_layers$"
+)
+NOT_SEMANTIC = {"initializer_range", "layer_norm_eps", "num_hidden_layers"}
+
+
+def load_config(source: Source) -> dict[str, Any]:
+    """Read config.json.
+
+    Raises:
+        Refusal: CFG-MISSING-FILE, CFG-SIZE (over 16 MiB) or CFG-JSON (not a JSON object, NaN, nested too deep).
+    """
+    name, where = source.config_name, source.config_file
+    if name not in source.sizes:
+        raise refuse("CFG-MISSING-FILE", "no config.json", where, "pass the folder that holds config.json")
+    if source.sizes[name] > LARGEST_CONFIG_BYTES:
+        raise refuse(
+            "CFG-SIZE", f"{source.sizes[name]} bytes is no config", where, "pass the model's config.json"
+        )
+    try:
+        config = json.loads(source.read(name, 0, LARGEST_CONFIG_BYTES).decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else error
+        raise refuse("CFG-JSON", f"not valid JSON: {reason}", where, "download the file again") from error
+    if not isinstance(config, dict):
+        raise refuse(
+            "CFG-JSON", f"is {describe(config)}, not an object", where, "pass the model's config.json"
+        )
+    return config
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts:
+    """Resolve every field the analysis needs.
+
+    Raises:
+        Refusal: with every problem of the config at once.
+    """
+    config = load_config(source) if config is None else config
+    resolver = Resolver(config, {}, source.config_file)
+    architecture = _architecture(resolver)
+    model_type = _model_type(resolver, architecture)
+    if model_type:
+        resolver.defaults = config_defaults(model_type.value)
+    fields = _fields(resolver)
+    if resolver.problems or architecture is None or model_type is None:
+        raise Refusal(*resolver.problems)
+    unconsumed = {
+        key: value
+        for key, value in config.items()
+        if key not in resolver.consumed | NOT_SEMANTIC and SEMANTIC_KEY.search(key) and value is not None
+    }
+    auto_map = config.get("auto_map")
+    return Facts(
+        source=source.name,
+        config_file=source.config_file,
+        architecture=architecture,
+        model_type=model_type,
+        fields=fields,
+        unconsumed=unconsumed,
+        remote_code=auto_map if isinstance(auto_map, dict) else {},
+        warnings=resolver.warnings,
+    )
+
+
+def _fields(resolver: Resolver) -> dict[str, Fact]:
+    if isinstance(resolver.config.get("text_config"), dict):
+        resolver.problem(
+            "CFG-NESTED",
+            "text_config: the decoder's values are nested in the config of a larger model",
+            "pass a text-only checkpoint",
+        )
+    found = {name: resolver.required(name, check) for name, check in REQUIRED.items()}
+    found |= {name: resolver.optional(name, check) for name, check in OPTIONAL.items()}
+    facts = {name: fact for name, fact in found.items() if fact is not None}
+    facts |= _heads(resolver, facts)
+    facts |= resolve_rope(resolver)
+    dtype = _dtype(resolver)
+    if dtype:
+        facts["dtype"] = dtype
+    window = _sliding_window(resolver, facts)
+    if window:
+        facts["sliding_window"] = window
+    return facts
+
+
+def _architecture(resolver: Resolver) -> Fact | None:
+    """The one class in `architectures`, which must be a causal language model."""
+    resolver.consumed.add("architectures")
+    value = resolver.config.get("architectures")
+    suggestion = causal_lm_classes().get(str(resolver.config.get("model_type")))
+    advice = "set it to one class name for causal language modelling" + (
+        f'; for this model_type that is ["{suggestion}"] (please confirm)' if suggestion else ""
+    )
+    if not isinstance(value, list) or not value:
+        found = "missing" if "architectures" not in resolver.config else describe(value)
+        resolver.problem("CFG-ARCH", f"architectures is {found}", advice)
+        return None
+    names = [name for name in value if isinstance(name, str) and name.isidentifier() and name.isascii()]
+    if len(value) != 1 or names != value:
+        resolver.problem("CFG-ARCH", f"architectures is {describe(value)}, not one class name", advice)
+        return None
+    name = names[0]
+    if not name.endswith("ForCausalLM") and name not in causal_lm_classes().values():
+        resolver.problem(
+            "CFG-ARCH", f"architectures is {describe(value)}, not a causal language model", advice
+        )
+        return None
+    return Fact(name, "config.json: architectures")
+
+
+def _model_type(resolver: Resolver, architecture: Fact | None) -> Fact | None:
+    resolver.consumed.add("model_type")
+    value = resolver.config.get("model_type")
+    if isinstance(value, str) and value:
+        return Fact(value, "config.json: model_type")
+    owners = [key for key, name in causal_lm_classes().items() if architecture and name == architecture.value]
+    if value is None and architecture and len(owners) == 1:
+        resolver.warnings.append(f"model_type is missing; {architecture.value} belongs to {owners[0]!r}")
+        return Fact(owners[0], f"derived: the model type of {architecture.value} in transformers")
+    if value is not None or architecture:
+        resolver.problem(
+            "CFG-MODEL-TYPE", f"model_type is {describe(value)}", "add model_type to config.json"
+        )
+    return None
+
+
+def _heads(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    found: dict[str, Fact] = {}
+    count = len(resolver.problems)
+    kv_heads = resolver.optional("num_kv_heads", is_integer)
+    multi_query = resolver.optional("multi_query", is_flag)
+    head_dim = resolver.optional("head_dim", is_integer)
+    heads, hidden = facts.get("num_heads"), facts.get("hidden_size")
+    if len(resolver.problems) > count or heads is None or hidden is None:
+        return found
+    if kv_heads is None and multi_query is not None and multi_query.value:
+        kv_heads = Fact(1, f"{multi_query.source} is true")
+    found["num_kv_heads"] = kv_heads or Fact(heads.value, "derived: num_heads (no num_key_value_heads)")
+    if heads.value % found["num_kv_heads"].value:
+        resolver.problem(
+            "CFG-GQA",
+            f"{heads.value} query heads are not a multiple of {found['num_kv_heads'].value} key/value heads",
+            "correct num_attention_heads or num_key_value_heads",
+        )
+    if head_dim is None and hidden.value % heads.value:
+        resolver.problem(
+            "CFG-HEAD-DIM",
+            f"head_dim is not given and hidden_size {hidden.value} is not a multiple of {heads.value} heads",
+            "add head_dim to config.json",
+        )
+        return found
+    found["head_dim"] = head_dim or Fact(hidden.value // heads.value, "derived: hidden_size / num_heads")
+    return found
+
+
+def _dtype(resolver: Resolver) -> Fact | None:
+    fact = resolver.optional("dtype", is_text)
+    return Fact(fact.value.removeprefix("torch."), fact.source) if fact else None
+
+
+def _sliding_window(resolver: Resolver, facts: Mapping[str, Fact]) -> Fact | None:
+    """The window in force (tokens, value None for full attention everywhere), after the flags that switch it off."""
+    window = resolver.optional("sliding_window", is_integer)
+    in_use = resolver.optional("use_sliding_window", is_flag)
+    first = resolver.optional("max_window_layers", lambda value: None if value == 0 else is_integer(value))
+    layer_types = resolver.optional("layer_types", is_text_list)
+    layers = facts.get("num_layers")
+    if layer_types and layers:
+        if len(layer_types.value) != layers.value:
+            resolver.problem(
+                "CFG-LAYER-TYPES",
+                f"layer_types has {len(layer_types.value)} entries for {layers.value} layers",
+                "correct layer_types in config.json",
+            )
+        kinds = sorted(set(layer_types.value) - {"full_attention"})
+        if kinds and kinds != ["sliding_attention"]:
+            resolver.problem(
+                "CFG-LAYER-TYPES",
+                f"layer_types has {', '.join(kinds)}",
+                "only attention layers can be ported",
+            )
+        if not kinds:
+            return Fact(None, layer_types.source)
+    if window is None:
+        null = "sliding_window" in resolver.config
+        return Fact(None, "config.json: sliding_window is null") if null else None
+    if in_use is not None and not in_use.value:
+        return Fact(None, f"{in_use.source} is false")
+    if in_use is not None and first and layers and not layer_types and first.value >= layers.value:
+        return Fact(None, f"{first.source} leaves no layer with a window")
+    return window

@@ -1,0 +1,129 @@
+"""Rotary embedding parameters in both of the forms that config.json comes in, as one.
+
+Before transformers 5: `rope_theta` at top level and `rope_scaling` with `type` or `rope_type`. Since 5: everything
+in `rope_parameters`. Precedence where both are given is that of transformers' own conversion
+(`modeling_rope_utils.RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`).
+"""
+
+from typing import Any
+
+from autoport.research.fields import Resolver, describe, is_number, is_text
+from autoport.schema import Fact
+
+RENAMED_TYPES = {"su": "longrope"}
+TOP_LEVEL = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+
+
+def resolve_rope(resolver: Resolver) -> dict[str, Fact]:
+    """Return `rope_type`, `rope_theta` and `rope_parameters` (the scaling's own numbers, `{}` for none)."""
+    config = resolver.config
+    resolver.consumed.update(("rope_scaling", "rope_parameters", *TOP_LEVEL))
+    block_key, block = _block(resolver)
+    facts: dict[str, Fact] = {}
+    theta = _theta(resolver, block_key, block)
+    if theta:
+        facts["rope_theta"] = theta
+    rope_type = _type(resolver, block_key, block)
+    if rope_type is None:
+        return facts
+    facts["rope_type"] = rope_type
+    parameters = {
+        key: value
+        for key, value in block.items()
+        if key not in ("type", "rope_type", "rope_theta") and value is not None
+    }
+    original = config.get("original_max_position_embeddings")
+    if original is not None:
+        nested = parameters.get("original_max_position_embeddings", original)
+        if nested != original:
+            resolver.warnings.append(
+                f"original_max_position_embeddings is {original} at top level and {nested} in {block_key}; "
+                "transformers takes the one at top level, and so does the port"
+            )
+        parameters["original_max_position_embeddings"] = original
+    source = f"config.json: {block_key}" if block else "config.json: no rope_scaling or rope_parameters"
+    facts["rope_parameters"] = Fact(parameters, source)
+    return facts
+
+
+def _block(resolver: Resolver) -> tuple[str, dict[str, Any]]:
+    """The nested block in force and its key; ``{}`` when there is none."""
+    blocks: dict[str, dict[str, Any]] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        value = resolver.config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            blocks[key] = value
+        else:
+            resolver.problem("CFG-ROPE", f"{key} is {describe(value)}, not an object", f"correct {key}")
+    if len(blocks) == 2 and blocks["rope_scaling"] != blocks["rope_parameters"]:
+        resolver.warnings.append(
+            f"rope_scaling {describe(blocks['rope_scaling'])} and rope_parameters "
+            f"{describe(blocks['rope_parameters'])} differ; transformers takes rope_scaling, and so does the port"
+        )
+    for key in ("rope_scaling", "rope_parameters"):
+        if blocks.get(key):
+            return key, blocks[key]
+    return "rope_parameters", {}
+
+
+def _theta(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | None:
+    given = {
+        f"{block_key}.rope_theta": block.get("rope_theta"),
+        "rope_theta": resolver.config.get("rope_theta"),
+    }
+    found = {key: value for key, value in given.items() if value is not None}
+    if not found:
+        return resolver.defaults.get("rope_theta") or _class_theta(resolver)
+    key, value = next(iter(found.items()))
+    wrong = is_number(value)
+    if wrong:
+        resolver.problem("CFG-ROPE", f"{key} {wrong}", f"correct {key} in config.json")
+        return None
+    if len(found) == 2 and found["rope_theta"] != value:
+        resolver.warnings.append(
+            f"{key} is {value} and rope_theta is {found['rope_theta']}; transformers takes {key}, and so does the port"
+        )
+    return Fact(float(value), f"config.json: {key}")
+
+
+def _class_theta(resolver: Resolver) -> Fact | None:
+    default = resolver.defaults.get("default_theta")
+    if default is not None and is_number(default.value) is None:
+        return default
+    resolver.problem(
+        "CFG-ROPE",
+        "rope_theta has no value: config.json does not give it, nor does a config class",
+        "add rope_theta to config.json",
+    )
+    return None
+
+
+def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | None:
+    old, new = block.get("type"), block.get("rope_type")
+    value = new if new is not None else old
+    key = f"{block_key}.{'rope_type' if new is not None else 'type'}"
+    if any(isinstance(item, dict) for item in block.values()):
+        return Fact("per_layer_type", f"config.json: {block_key}")
+    if "mrope_section" in block:
+        return Fact("mrope", f"config.json: {block_key}.mrope_section")
+    if value is None:
+        scaling = sorted(set(block) - {"rope_theta", "partial_rotary_factor"})
+        if scaling:
+            resolver.problem(
+                "CFG-ROPE",
+                f"{block_key} has {', '.join(scaling)} but no rope_type",
+                f"add {block_key}.rope_type (linear, dynamic, yarn, longrope or llama3)",
+            )
+            return None
+        return Fact("default", f"config.json: {block_key} names no scaling")
+    wrong = is_text(value)
+    if wrong:
+        resolver.problem("CFG-ROPE", f"{key} {wrong}", f"correct {key}")
+        return None
+    if old is not None and new is not None and old != new:
+        resolver.warnings.append(
+            f"{block_key} says rope_type {new!r} and type {old!r}; transformers takes rope_type, and so does the port"
+        )
+    return Fact(RENAMED_TYPES.get(value, value), f"config.json: {key}")

@@ -1,0 +1,163 @@
+"""Where a model is read from: a local folder or a repository on the hub. Files are listed and read by byte range."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autoport.errors import refuse
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+CONFIG_NAME = "config.json"
+
+
+class Source:
+    """Top-level files of a model.
+
+    Attributes:
+        name: What the user gave.
+        sizes: Size in bytes by file name.
+        bytes_read: Bytes read so far.
+    """
+
+    def __init__(self, name: str, sizes: dict[str, int]):
+        self.name = name
+        self.sizes = sizes
+        self.bytes_read = 0
+
+    @property
+    def config_name(self) -> str:
+        """Name of the config file: config.json, unless the source is one other json file."""
+        only = next(iter(self.sizes), "")
+        return only if len(self.sizes) == 1 and only.endswith(".json") else CONFIG_NAME
+
+    @property
+    def config_file(self) -> str:
+        """Full name of the config file, for messages."""
+        return self.where(self.config_name)
+
+    def where(self, filename: str) -> str:
+        """How messages name the file."""
+        return f"{self.name}/{filename}"
+
+    def read(self, filename: str, start: int, length: int) -> bytes:
+        """Return up to `length` bytes of the file from offset `start`.
+
+        Raises:
+            Refusal: SRC-READ when the file cannot be read, SRC-HUB when the hub does not answer.
+        """
+        data = self._read(filename, start, length)
+        self.bytes_read += len(data)
+        return data
+
+    def _read(self, filename: str, start: int, length: int) -> bytes:
+        raise NotImplementedError
+
+
+class LocalSource(Source):
+    """A folder; `only` narrows it to one file."""
+
+    def __init__(self, name: str, folder: Path, only: str | None = None):
+        self.folder = folder
+        try:
+            entries = [entry for entry in os.scandir(folder) if entry.is_file()]
+            sizes = {entry.name: entry.stat().st_size for entry in entries if only in (None, entry.name)}
+        except OSError as error:
+            raise refuse(
+                "SRC-READ", f"cannot list: {error.strerror}", folder, "check its permissions"
+            ) from error
+        super().__init__(name, sizes)
+
+    def where(self, filename: str) -> str:
+        return str(self.folder / filename)
+
+    def _read(self, filename: str, start: int, length: int) -> bytes:
+        try:
+            with open(self.folder / filename, "rb") as file:
+                file.seek(start)
+                return file.read(length)
+        except OSError as error:
+            raise refuse(
+                "SRC-READ", f"cannot read: {error.strerror}", self.where(filename), "check its permissions"
+            ) from error
+
+
+class HubSource(Source):
+    """A model repository on the hub (`HF_ENDPOINT` and `HF_TOKEN` are honoured), read by ranged requests."""
+
+    def __init__(self, repo_id: str):
+        from huggingface_hub import HfFileSystem
+
+        self.files = HfFileSystem(skip_instance_cache=True)
+        with hub_errors(repo_id):
+            entries: list[dict[str, Any]] = self.files.ls(repo_id, detail=True)
+        names = {entry["name"].rpartition("/")[2]: entry for entry in entries if entry["type"] == "file"}
+        super().__init__(repo_id, {name: int(entry["size"]) for name, entry in names.items()})
+
+    def _read(self, filename: str, start: int, length: int) -> bytes:
+        end = min(start + length, self.sizes[filename])
+        with hub_errors(self.name), self.files.open(self.where(filename), "rb", cache_type="none") as file:
+            file.seek(start)
+            return bytes(file.read(end - start))
+
+
+@contextlib.contextmanager
+def hub_errors(repo_id: str) -> Iterator[None]:
+    """Turn the hub client's errors into a refusal."""
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        yield
+    except GatedRepoError as error:
+        raise refuse(
+            "SRC-HUB", f"{repo_id} is gated", repo_id, "accept its licence and set HF_TOKEN"
+        ) from error
+    except (RepositoryNotFoundError, FileNotFoundError) as error:
+        raise refuse(
+            "SRC-MISSING",
+            f"no folder {repo_id!r} here, and no such model on the hub",
+            repo_id,
+            "check the spelling; a private model needs HF_TOKEN",
+        ) from error
+    except (HfHubHTTPError, OSError, RuntimeError, ValueError) as error:
+        raise _unreachable(repo_id, error) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "requests"):
+            raise
+        raise _unreachable(repo_id, error) from error
+
+
+def _unreachable(repo_id: str, error: Exception) -> Exception:
+    from huggingface_hub import constants
+
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return refuse(
+        "SRC-HUB",
+        f"no folder {repo_id!r} here, and the hub cannot be read: {reason}",
+        f"hub at {constants.ENDPOINT}",
+        "check the network, or download the model and pass its folder",
+    )
+
+
+def open_source(source: str) -> Source:
+    """Open a local folder, a single file in it, or a hub id.
+
+    Raises:
+        Refusal: SRC-MISSING when there is no such folder and it is no hub id (or the hub has no such model),
+            SRC-HUB when the hub does not answer.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return LocalSource(source, path)
+    if path.is_file():
+        return LocalSource(source, path.parent, only=path.name)
+    if HUB_ID.fullmatch(source):
+        return HubSource(source)
+    raise refuse(
+        "SRC-MISSING",
+        f"no file or folder {source!r}",
+        path,
+        "pass a checkpoint folder or a hub id (owner/model)",
+    )

@@ -1,0 +1,60 @@
+"""Step 1: research the architecture; writes facts.json and checkpoint.json."""
+
+from typing import Any
+
+from autoport.errors import Problem, Refusal, refuse
+from autoport.port import Options, Outcome, Port
+from autoport.research.checkpoint import read_checkpoint
+from autoport.research.config import load_config, read_facts
+from autoport.research.quantization import quantization_problems
+from autoport.research.source import open_source
+from autoport.schema import Checkpoint, Facts
+
+
+def research(source_name: str) -> tuple[Facts, Checkpoint]:
+    """Read what a model's config and headers say.
+
+    Raises:
+        Refusal: with the problems of the config and of the checkpoint together.
+    """
+    source = open_source(source_name)
+    problems: list[Problem] = []
+    config: dict[str, Any] = {}
+    facts: Facts | None = None
+    checkpoint: Checkpoint | None = None
+    try:
+        config = load_config(source)
+        facts = read_facts(source, config)
+    except Refusal as refusal:
+        problems += refusal.problems
+    try:
+        checkpoint = read_checkpoint(source)
+        problems += quantization_problems(config, source.config_file, checkpoint)
+    except Refusal as refusal:
+        problems += refusal.problems
+    if problems or facts is None or checkpoint is None:
+        raise Refusal(*problems)
+    facts.warnings += checkpoint.notes
+    return facts, checkpoint
+
+
+def run(port: Port, options: Options) -> Outcome:
+    if not port.source:
+        raise refuse(
+            "PORT-NONE",
+            f"no port named {port.name!r}",
+            port.state_dir,
+            f"autoport research {port.name} SOURCE",
+        )
+    facts, checkpoint = research(port.source)
+    port.write_state("facts.json", facts)
+    port.write_state("checkpoint.json", checkpoint)
+    summary = (
+        f"{facts.architecture.value}, {len(facts.fields)} facts, {len(checkpoint.tensors)} tensors, "
+        f"{checkpoint.total_bytes / 1e9:.2f} GB ({checkpoint.bytes_read:,} bytes read)"
+    )
+    if facts.remote_code:
+        summary += "; the checkpoint has remote code (auto_map), which was not run"
+    if facts.warnings:
+        summary += f"; {len(facts.warnings)} warning(s)"
+    return Outcome("done", summary, data=facts)
