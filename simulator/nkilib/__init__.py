@@ -1,0 +1,1 @@
+"""The names of the Neuron kernel library that ports import; no kernel is here."""
