@@ -1,0 +1,352 @@
+"""Editing `registry.py`: a row and its import, with everything else in the file left as it is."""
+
+import ast
+from collections.abc import Sequence
+
+import libcst as cst
+import libcst.matchers as m
+import msgspec
+
+from autoport.errors import Refusal, refuse
+
+REGISTRY = "registry.py"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row to add: architecture, module of the package (``"yi"``), alias in case the name is taken."""
+
+    architecture: str
+    module: str
+    alias: str
+
+    @property
+    def origin(self) -> str:
+        return f".{self.module}:{self.architecture}"
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A row in the file: its node, and where its class comes from (``".llama3:LlamaForCausalLM"``)."""
+
+    node: cst.Tuple
+    architecture: str
+    origin: str
+
+
+def add_row(source: str, row: Row, replace: bool = False) -> str:
+    """Return `source` with `row` in `get_models()`; equal to `source` when it is there already.
+
+    Args:
+        replace: Replace a row of the same architecture that comes from another package.
+
+    Raises:
+        Refusal: REG-SYNTAX; REG-LAYOUT when `get_models()` is not understood; REG-CONFLICT when another
+            package has the architecture; REG-DUPLICATE when several rows have it.
+    """
+    try:
+        module = cst.parse_module(source)
+    except cst.ParserSyntaxError as error:
+        raise refuse(
+            "REG-SYNTAX", f"not valid Python: {error.message}", REGISTRY, "correct the file"
+        ) from error
+    imports = _imports(module)
+    rows = _rows(module, imports)
+    same = [found for found in rows if found.architecture == row.architecture]
+    if len(same) > 1:
+        raise refuse(
+            "REG-DUPLICATE",
+            f"{len(same)} rows for {row.architecture!r}",
+            REGISTRY,
+            "keep one of them and run again",
+        )
+    if same and same[0].origin == row.origin:
+        return source
+    if same and not replace:
+        raise refuse(
+            "REG-CONFLICT",
+            f"{row.architecture!r} is registered from {same[0].origin}",
+            REGISTRY,
+            "pass --replace-row to replace that row, or keep it and register the port by hand",
+        )
+    name = _local_name(module, imports, row)
+    if same:
+        module = _replace_class(module, same[0].node, name)
+    else:
+        module = _append_row(module, row.architecture, name, _quote(rows))
+    if name not in imports:
+        module = _add_import(module, row, name)
+    if same:
+        module = _drop_unused_import(module, same[0])
+    _verify(source, module.code, row)
+    return module.code
+
+
+# --- Reading ------------------------------------------------------------------------------------------------
+
+
+def _imports(module: cst.Module) -> dict[str, str]:
+    """What each name imported at the top of the file stands for: ``".llama3:LlamaForCausalLM"``."""
+    names = {}
+    for statement in _import_statements(module):
+        origin = _module_name(statement)
+        for alias in statement.names if isinstance(statement.names, Sequence) else ():
+            imported = cst.ensure_type(alias.name, cst.Name).value
+            names[alias.evaluated_alias or imported] = f"{origin}:{imported}"
+    return names
+
+
+def _import_statements(module: cst.Module) -> list[cst.ImportFrom]:
+    lines = [line for line in module.body if isinstance(line, cst.SimpleStatementLine)]
+    return [small for line in lines for small in line.body if isinstance(small, cst.ImportFrom)]
+
+
+def _module_name(statement: cst.ImportFrom) -> str:
+    name = cst.Module([]).code_for_node(statement.module) if statement.module else ""
+    if not statement.relative:
+        for package in ("vllm_neuron.model", "private_vllm_neuron.model"):
+            if name == package or name.startswith(f"{package}."):
+                return "." + name[len(package) :].lstrip(".")
+    return "." * len(statement.relative) + name
+
+
+def _rows(module: cst.Module, imports: dict[str, str]) -> list[Found]:
+    rows = []
+    row = m.Tuple(elements=[m.Element(value=m.SimpleString()), m.Element()])
+    other = m.ClassDef() | m.FunctionDef(name=m.DoesNotMatch(m.Name("get_models")))
+    for node in (node for line in module.body if not m.matches(line, other) for node in m.findall(line, row)):
+        architecture, value = (element.value for element in cst.ensure_type(node, cst.Tuple).elements)
+        text = cst.Module([]).code_for_node(value)
+        package, _, attribute = text.rpartition(".")
+        origin = (
+            imports.get(package, package).replace(":", "") + ":" + attribute
+            if package
+            else imports.get(text, text)
+        )
+        name = cst.ensure_type(architecture, cst.SimpleString).evaluated_value
+        rows.append(Found(cst.ensure_type(node, cst.Tuple), str(name), origin))
+    return rows
+
+
+def _quote(rows: list[Found]) -> str:
+    strings = [cst.ensure_type(row.node.elements[0].value, cst.SimpleString).quote for row in rows]
+    return strings[0] if strings and strings[0] in ("'", '"') else '"'
+
+
+def _local_name(module: cst.Module, imports: dict[str, str], row: Row) -> str:
+    """The name of the row's class here: as imported already, the architecture's, or an alias if taken."""
+    for name, origin in imports.items():
+        if origin == row.origin:
+            return name
+    taken = {cst.ensure_type(name, cst.Name).value for name in m.findall(module, m.Name())}
+    name, number = row.architecture, 1
+    while name in taken:
+        name = row.alias if number == 1 else f"{row.alias}{number}"
+        number += 1
+    return name
+
+
+# --- Changing -----------------------------------------------------------------------------------------------
+
+
+def _replace_class(module: cst.Module, row: cst.Tuple, name: str) -> cst.Module:
+    architecture, value = row.elements
+    changed = row.with_changes(elements=[architecture, value.with_changes(value=cst.Name(name))])
+    return cst.ensure_type(module.deep_replace(row, changed), cst.Module)
+
+
+def _append_row(module: cst.Module, architecture: str, name: str, quote: str) -> cst.Module:
+    row = cst.Tuple(
+        [cst.Element(cst.SimpleString(f"{quote}{architecture}{quote}")), cst.Element(cst.Name(name))]
+    )
+    function = _get_models(module)
+    rows = _list_of(module, function)
+    body = cst.ensure_type(function.body, cst.IndentedBlock)
+    appends = [line for line in body.body if m.matches(line, _APPEND)]
+    if appends and not rows.elements:
+        return _append_after(module, body, cst.ensure_type(appends[-1], cst.SimpleStatementLine), row)
+    return cst.ensure_type(module.deep_replace(rows, _extended(rows, row)), cst.Module)
+
+
+_APPEND = m.SimpleStatementLine(
+    [m.Expr(m.Call(func=m.Attribute(attr=m.Name("append")), args=[m.Arg(m.Tuple())]))]
+)
+
+
+def _append_after(
+    module: cst.Module, body: cst.IndentedBlock, line: cst.SimpleStatementLine, row: cst.Tuple
+) -> cst.Module:
+    """The block with one more ``models.append(...)`` after `line`."""
+    call = cst.ensure_type(cst.ensure_type(line.body[0], cst.Expr).value, cst.Call)
+    added = cst.SimpleStatementLine([cst.Expr(cst.Call(func=call.func, args=[cst.Arg(row)]))])
+    index = next(i for i, old in enumerate(body.body) if old is line)
+    lines = [*body.body[: index + 1], added, *body.body[index + 1 :]]
+    return cst.ensure_type(module.deep_replace(body, body.with_changes(body=lines)), cst.Module)
+
+
+def _extended(rows: cst.List, row: cst.Tuple) -> cst.List:
+    """The list with one more element, on a line of its own unless the list is on one line."""
+    closing = rows.rbracket.whitespace_before
+    if not rows.elements:
+        indented = cst.SimpleWhitespace("    ")
+        comments = (
+            closing if isinstance(closing, cst.ParenthesizedWhitespace) else cst.ParenthesizedWhitespace()
+        )
+        return rows.with_changes(
+            elements=[cst.Element(row, cst.Comma())],
+            lbracket=cst.LeftSquareBracket(comments.with_changes(indent=True, last_line=indented)),
+            rbracket=cst.RightSquareBracket(cst.ParenthesizedWhitespace(indent=True)),
+        )
+    if not isinstance(closing, cst.ParenthesizedWhitespace):
+        separator = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+        elements = [*rows.elements[:-1], rows.elements[-1].with_changes(comma=separator), cst.Element(row)]
+        return rows.with_changes(elements=elements)
+    opening = rows.lbracket.whitespace_after
+    column = (
+        opening.last_line
+        if isinstance(opening, cst.ParenthesizedWhitespace)
+        else cst.SimpleWhitespace("    ")
+    )
+    separator = cst.Comma(whitespace_after=closing.with_changes(last_line=column))
+    last = rows.elements[-1].with_changes(comma=separator)
+    return rows.with_changes(
+        elements=[*rows.elements[:-1], last, cst.Element(row, cst.Comma())],
+        rbracket=cst.RightSquareBracket(
+            cst.ParenthesizedWhitespace(indent=closing.indent, last_line=closing.last_line)
+        ),
+    )
+
+
+def _get_models(module: cst.Module) -> cst.FunctionDef:
+    functions = [line for line in module.body if m.matches(line, m.FunctionDef(name=m.Name("get_models")))]
+    if len(functions) != 1 or not isinstance(
+        cst.ensure_type(functions[0], cst.FunctionDef).body, cst.IndentedBlock
+    ):
+        raise _layout(f"{len(functions)} functions get_models() at the top level")
+    return cst.ensure_type(functions[0], cst.FunctionDef)
+
+
+def _list_of(module: cst.Module, function: cst.FunctionDef) -> cst.List:
+    """The list literal that `get_models()` returns, directly or through a variable."""
+    returns = m.findall(function, m.Return())
+    if len(returns) != 1:
+        raise _layout(f"get_models() has {len(returns)} return statements")
+    value = cst.ensure_type(returns[0], cst.Return).value
+    if isinstance(value, cst.List):
+        return value
+    if isinstance(value, cst.Name):
+        for scope in (function, module):
+            lists = _lists_assigned_to(scope, value.value)
+            if len(lists) == 1:
+                return lists[0]
+    raise _layout("get_models() does not return a list literal, nor a variable that one is assigned to once")
+
+
+def _lists_assigned_to(scope: cst.CSTNode, name: str) -> list[cst.List]:
+    target = m.Name(name)
+    assignments = m.findall(
+        scope,
+        m.Assign(targets=[m.AssignTarget(target=target)], value=m.List())
+        | m.AnnAssign(target=target, value=m.List()),
+    )
+    return [
+        cst.ensure_type(node.value, cst.List)
+        for node in assignments
+        if isinstance(node, (cst.Assign, cst.AnnAssign))
+    ]
+
+
+def _add_import(module: cst.Module, row: Row, name: str) -> cst.Module:
+    alias = cst.AsName(cst.Name(name)) if name != row.architecture else None
+    statement = cst.ImportFrom(
+        module=cst.Name(row.module),
+        names=[cst.ImportAlias(cst.Name(row.architecture), asname=alias)],
+        relative=[cst.Dot()],
+    )
+    line = cst.SimpleStatementLine([statement])
+    imports = [
+        index
+        for index, old in enumerate(module.body)
+        if m.matches(old, m.SimpleStatementLine([m.ImportFrom() | m.Import()]))
+    ]
+    relative = [index for index in imports if _is_relative(module.body[index])]
+    if relative:
+        return _inserted(module, relative[-1] + 1, line)
+    blank = line.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
+    if imports:
+        return _inserted(module, imports[-1] + 1, blank)
+    has_docstring = module.get_docstring() is not None
+    return _inserted(module, 1, blank) if has_docstring else _inserted(module, 0, line)
+
+
+def _is_relative(line: cst.BaseStatement) -> bool:
+    return m.matches(line, m.SimpleStatementLine([m.ImportFrom(relative=[m.AtLeastN(m.Dot(), n=1)])]))
+
+
+def _inserted(module: cst.Module, index: int, line: cst.SimpleStatementLine) -> cst.Module:
+    return module.with_changes(body=[*module.body[:index], line, *module.body[index:]])
+
+
+def _drop_unused_import(module: cst.Module, old: Found) -> cst.Module:
+    """Remove the import of the class of a replaced row when nothing else in the file uses it."""
+    value = old.node.elements[1].value
+    if not isinstance(value, cst.Name):
+        return module
+    outside = module.with_changes(body=[line for line in module.body if not _imports_name(line, value.value)])
+    if m.findall(outside, m.Name(value.value)):
+        return module
+    body: list[cst.BaseStatement] = []
+    for line in module.body:
+        if not _imports_name(line, value.value):
+            body.append(line)
+            continue
+        statement = cst.ensure_type(cst.ensure_type(line, cst.SimpleStatementLine).body[0], cst.ImportFrom)
+        kept = [alias for alias in _aliases(statement) if _bound(alias) != value.value]
+        if kept:
+            kept[-1] = kept[-1].with_changes(comma=_aliases(statement)[-1].comma)
+            body.append(line.with_changes(body=[statement.with_changes(names=kept)]))
+    return module.with_changes(body=body)
+
+
+def _imports_name(line: cst.BaseStatement | cst.BaseSmallStatement, name: str) -> bool:
+    if not m.matches(line, m.SimpleStatementLine([m.ImportFrom()])):
+        return False
+    statement = cst.ensure_type(cst.ensure_type(line, cst.SimpleStatementLine).body[0], cst.ImportFrom)
+    return any(_bound(alias) == name for alias in _aliases(statement))
+
+
+def _aliases(statement: cst.ImportFrom) -> list[cst.ImportAlias]:
+    return list(statement.names) if isinstance(statement.names, Sequence) else []
+
+
+def _bound(alias: cst.ImportAlias) -> str:
+    return alias.evaluated_alias or alias.evaluated_name
+
+
+# --- Checking -----------------------------------------------------------------------------------------------
+
+
+def _verify(before: str, after: str, row: Row) -> None:
+    """Parse the result anew: the row is there once, from the port's package, and no other row changed."""
+    ast.parse(after)
+    old = _rows(*_parsed(before))
+    new = _rows(*_parsed(after))
+    ours = [found.origin for found in new if found.architecture == row.architecture]
+    others = [
+        [(found.architecture, found.origin) for found in rows if found.architecture != row.architecture]
+        for rows in (old, new)
+    ]
+    if ours != [row.origin] or others[0] != others[1]:
+        raise _layout("the edit would change other rows")
+
+
+def _parsed(source: str) -> tuple[cst.Module, dict[str, str]]:
+    module = cst.parse_module(source)
+    return module, _imports(module)
+
+
+def _layout(found: str) -> Refusal:
+    return refuse(
+        "REG-LAYOUT",
+        found,
+        REGISTRY,
+        "add the row by hand: an import and a (architecture, class) tuple in get_models()",
+    )
