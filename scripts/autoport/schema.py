@@ -57,6 +57,7 @@ class Facts(msgspec.Struct):
     """Step 1: what is known of the model, each value with its source.
 
     Attributes:
+        config: The config as it was read.
         architecture: Exact string of `architectures`, the one used for registration.
         fields: Semantic fields under their standard names (``hidden_size``, ``norm_eps``, ``rope``, ...).
         unconsumed: Config keys that no field took and that look semantic.
@@ -66,6 +67,7 @@ class Facts(msgspec.Struct):
 
     source: str
     config_file: str
+    config: dict[str, Any]
     architecture: Fact
     model_type: Fact
     fields: dict[str, Fact]
@@ -238,3 +240,100 @@ class Plan(msgspec.Struct):
     tp: TpPlan
     sections: list[Section]
     pitfalls: list[Pitfall]
+
+
+# --- Proof --------------------------------------------------------------------------------------------------------
+
+
+class HardwareRecord(msgspec.Struct, frozen=True):
+    """A device rule that the port met on the simulator.
+
+    `kind` is ``"error"`` where the device would fail, ``"fallback"`` where it would take a slow path.
+    """
+
+    operator: str
+    kind: Literal["error", "fallback"]
+    rule: str
+    message: str
+    count: int
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """R-ratio with the 5 % and 95 % quantiles of resampled positions. None: not finite.
+
+    `baseline_zero`: the bf16 reference equals the fp32 one, so R says nothing and the port has to be exact.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    baseline_zero: bool = False
+
+
+class PhaseProof(msgspec.Struct, frozen=True):
+    """Port against reference in one phase of the scenario.
+
+    Attributes:
+        phase: ``"prefill"``, ``"segmented prefill"`` or ``"decode"``.
+        positions: Number of compared positions.
+        max_relative_error: Largest over the positions of max|port - ref32| / max|ref32|. None: not finite.
+        worst: Where that is.
+        tokens: Number of greedy tokens compared.
+        tokens_differ: How many of them are not the fp32 reference's.
+        r_ratio: Only in bfloat16.
+        failure: Why the phase is red; empty when it is green.
+    """
+
+    phase: str
+    positions: int
+    max_relative_error: float | None
+    worst: str
+    tokens: int
+    tokens_differ: int
+    r_ratio: Ratio | None = None
+    failure: str = ""
+
+
+class ProofRun(msgspec.Struct, frozen=True):
+    """One TP size and dtype.
+
+    Attributes:
+        phases: Empty when the port raised.
+        hardware: Device rules that rank 0 met.
+        collectives: Calls by rank 0, by name.
+        failure: Why the run is red, its first failing phase first; empty when it is green.
+        log: Output of the ranks, relative to the port's state folder.
+    """
+
+    tp_size: int
+    dtype: Literal["float32", "bfloat16"]
+    phases: list[PhaseProof]
+    hardware: list[HardwareRecord]
+    collectives: dict[str, int]
+    seconds: float
+    failure: str
+    log: str
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """The tiny twin on the simulator against the Hugging Face class.
+
+    Attributes:
+        ran_on: What the port ran on.
+        reference: Class of the reference.
+        twin: The twin's config.
+        seed: Seed of the weights and of the prompts.
+        not_run: Why a TP size that one would expect was not run.
+        versions: Versions of torch, transformers and vLLM.
+    """
+
+    passed: bool
+    ran_on: Literal["simulator"]
+    reference: str
+    twin: dict[str, Any]
+    seed: int
+    max_relative_error_limit: float
+    r_ratio_limit: float
+    runs: list[ProofRun]
+    not_run: dict[int, str]
+    versions: dict[str, str]

@@ -97,6 +97,7 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
     return Facts(
         source=source.name,
         config_file=source.config_file,
+        config=dict(config),
         architecture=architecture,
         model_type=model_type,
         fields=fields,

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-import msgspec
+from autoport.schema import Ratio
 
 if TYPE_CHECKING:
     import torch
@@ -14,36 +14,28 @@ BAND = (0.05, 0.95)
 RESAMPLES = 1000
 
 
-class RRatio(msgspec.Struct, frozen=True):
-    """R-ratio with its sampling band (5 % and 95 % quantiles over resampled positions).
+def relative_errors(port: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
+    """Return max|port - reference| / max|reference| at each position.
 
-    `baseline_zero`: the bf16 reference equals the fp32 one, so R says nothing and the port has to be exact.
-    """
+    Args:
+        port: Logits [positions, vocab_size].
+        reference: Logits [positions, vocab_size].
 
-    value: float
-    low: float
-    high: float
-    baseline_zero: bool = False
-
-
-def max_relative_error(port: "torch.Tensor", reference: "torch.Tensor") -> float:
-    """Return max|port - reference| / max|reference|; infinite when the port has a NaN or an infinity.
+    Returns:
+        Float64 [positions]; infinite where the port has a NaN or an infinity, 0 where both are equal.
 
     Raises:
         ValueError: the shapes differ.
     """
-    port64, reference64 = _as_float64(port, reference)
-    if not bool(port64.isfinite().all()):
-        return math.inf
-    error, scale = float((port64 - reference64).abs().max()), float(reference64.abs().max())
-    if error == 0:
-        return 0.0
-    return error / scale if scale > 0 else math.inf
+    port, reference = _as_float64(port, reference)
+    errors = (port - reference).abs().amax(-1)
+    ratios = (errors / reference.abs().amax(-1)).where(errors != 0, 0.0)
+    return ratios.where(port.isfinite().all(-1), math.inf)
 
 
 def r_ratio(
     port_bf16: "torch.Tensor", reference_bf16: "torch.Tensor", reference_fp32: "torch.Tensor", seed: int = 0
-) -> RRatio:
+) -> Ratio:
     """R = ||port - ref32||_F / (||ref16 - ref32||_F + eps), in float64.
 
     The port's error over that of the precision: 1 means that the port rounds as the reference does. The band
@@ -56,7 +48,7 @@ def r_ratio(
         seed: Seed of the resampling.
 
     Returns:
-        An `RRatio`. Infinite when the port has a NaN or an infinity, or differs where the baseline error is
+        None for what is not finite: the port has a NaN or an infinity, or differs where the baseline error is
         zero.
 
     Raises:
@@ -66,12 +58,12 @@ def r_ratio(
 
     port, reference16, reference32 = _as_float64(port_bf16, reference_bf16, reference_fp32)
     if not bool(port.isfinite().all()):
-        return RRatio(math.inf, math.inf, math.inf)
+        return Ratio(None, None, None)
     target = (port - reference32).square().flatten(1).sum(1)
     baseline = (reference16 - reference32).square().flatten(1).sum(1)
     if float(baseline.sum().sqrt()) <= BASELINE_ZERO * float(reference32.norm()):
-        value = 0.0 if bool((port == reference32).all()) else math.inf
-        return RRatio(value, value, value, baseline_zero=True)
+        exact = 0.0 if bool((port == reference32).all()) else None
+        return Ratio(exact, exact, exact, baseline_zero=True)
 
     def ratio(numerator: "torch.Tensor", denominator: "torch.Tensor") -> "torch.Tensor":
         return numerator.sqrt() / (denominator.sqrt() + R_EPS)
@@ -80,7 +72,7 @@ def r_ratio(
     rows = torch.randint(len(target), (RESAMPLES, len(target)), generator=generator)
     resampled = ratio(target[rows].sum(1), baseline[rows].sum(1))
     low, high = torch.quantile(resampled, torch.tensor(BAND, dtype=torch.float64)).tolist()
-    return RRatio(float(ratio(target.sum(), baseline.sum())), low, high)
+    return Ratio(float(ratio(target.sum(), baseline.sum())), low, high)
 
 
 def _as_float64(*tensors: "torch.Tensor") -> "list[torch.Tensor]":

@@ -10,66 +10,62 @@ import random
 import msgspec
 
 BLOCK_SIZE = 32  # the plugin's default
-MAX_MODEL_LEN = 1024
+SEGMENT_SIZE = 512  # the smallest that the kernel has
 
-# Prompt lengths. SHORT and LONG are close below a multiple of the block size, so the decode steps cross into
-# a new block; SEGMENTED takes one full segment and a part of a second one.
-SHORT, LONG, SEGMENTED = 58, 150, 700
-DECODE_STEPS = 12
-SEGMENTED_DECODE_STEPS = 4
-
-# Single-shot prefill needs buckets that end at max_model_len; segments come in the sizes that the kernel has.
+# Single-shot prefill needs buckets that end at max_model_len. A context is a multiple of the decode kernel's 128.
+SINGLE_SHOT_BUCKETS = [64, 256]
 SINGLE_SHOT_MODEL_LEN = 256
-PREFILL_BUCKETS = [64, 256]
+SEGMENTED_MODEL_LEN = 1024
 DECODE_BUCKETS = [4]
-SEGMENT_SIZE = 512
 
-NUM_BLOCKS = 1 + MAX_MODEL_LEN // BLOCK_SIZE  # block 0 is the null block
-
-PREFILL_LAST = "prefill, last position"
-PREFILL_ALL = "prefill, all positions"
-DECODE_SHORT = "decode, shorter sequence"
-DECODE_LONG = "decode, longer sequence"
-SEGMENTED_LAST = "segmented prefill"
-SEGMENTED_DECODE = "decode after segmented prefill"
+PREFILL, SEGMENTED, DECODE = "prefill", "segmented prefill", "decode"
+PHASES = [PREFILL, SEGMENTED, DECODE]
 
 
-class Phase(msgspec.Struct, frozen=True):
-    """Logits that are compared.
+class Sequence(msgspec.Struct, frozen=True):
+    """A prompt and the decode steps after it.
 
-    Attributes:
-        prompt: Key of the prompt.
-        start: First compared position of prompt and continuation.
-        stop: One past the last compared position.
+    The prompts of the single-shot run end just below a multiple of the block size, so that decode crosses into
+    a new block; the segmented one takes a full segment and a part of a second one.
     """
 
-    name: str
-    prompt: str
+    prompt_length: int
+    steps: int
+
+    @property
+    def length(self) -> int:
+        return self.prompt_length + self.steps
+
+
+SHORT = Sequence(prompt_length=58, steps=12)
+LONG = Sequence(prompt_length=150, steps=12)
+SPLIT = Sequence(prompt_length=700, steps=4)
+SEQUENCES = {"short": SHORT, "long": LONG, "split": SPLIT}
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Positions of a sequence that a phase computes logits for."""
+
+    phase: str
+    sequence: str
     start: int
     stop: int
 
 
-# In the order in which they run; the first one that fails says where to look.
-PHASES = [
-    Phase(PREFILL_LAST, "short", SHORT - 1, SHORT),
-    Phase(PREFILL_ALL, "long", 0, LONG),
-    Phase(SEGMENTED_LAST, "segmented", SEGMENTED - 1, SEGMENTED),
-    Phase(DECODE_SHORT, "short", SHORT, SHORT + DECODE_STEPS),
-    Phase(DECODE_LONG, "long", LONG, LONG + DECODE_STEPS),
-    Phase(SEGMENTED_DECODE, "segmented", SEGMENTED, SEGMENTED + SEGMENTED_DECODE_STEPS),
+SPANS = [
+    Span(PREFILL, "short", SHORT.prompt_length - 1, SHORT.prompt_length),
+    Span(PREFILL, "long", 0, LONG.prompt_length),
+    Span(SEGMENTED, "split", 0, SPLIT.prompt_length),
+    Span(DECODE, "short", SHORT.prompt_length, SHORT.length),
+    Span(DECODE, "long", LONG.prompt_length, LONG.length),
+    Span(DECODE, "split", SPLIT.prompt_length, SPLIT.length),
 ]
-
-# Prompt -> (length, decode steps).
-LENGTHS = {
-    "short": (SHORT, DECODE_STEPS),
-    "long": (LONG, DECODE_STEPS),
-    "segmented": (SEGMENTED, SEGMENTED_DECODE_STEPS),
-}
 
 
 def draw_prompts(vocab_size: int, seed: int) -> dict[str, list[int]]:
-    """Return the prompts as token ids, drawn uniformly from the vocabulary."""
+    """Return the prompt of each sequence as token ids, drawn uniformly from the vocabulary."""
     draw = random.Random(seed)
     return {
-        name: [draw.randrange(vocab_size) for _ in range(length)] for name, (length, _) in LENGTHS.items()
+        name: [draw.randrange(vocab_size) for _ in range(sequence.prompt_length)]
+        for name, sequence in SEQUENCES.items()
     }

@@ -17,7 +17,7 @@ import msgspec
 
 from autoport.errors import refuse
 from autoport.schema import Architecture, Rope
-from autoport.validation.scenario import MAX_MODEL_LEN, SEGMENTED
+from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SPLIT
 from autoport.workspace import write_atomic
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def shrink(config: dict[str, Any], architecture: Architecture) -> dict[str, Any]
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
         "vocab_size": vocab,
-        "max_position_embeddings": MAX_MODEL_LEN,
+        "max_position_embeddings": SEGMENTED_MODEL_LEN,
         "torch_dtype" if "torch_dtype" in config else "dtype": "bfloat16",
     }
     if config.get("num_key_value_heads") is not None or kv_heads != heads:
@@ -147,7 +147,7 @@ def _shrink_original_context(rope: Rope, head_dim: int) -> int | None:
     """
     low, high = rope.parameters["low_freq_factor"], rope.parameters["high_freq_factor"]
     wavelengths = [2 * math.pi * rope.theta ** (2 * i / head_dim) for i in range(head_dim // 2)]
-    for context in range(64, SEGMENTED, 32):
+    for context in range(64, SPLIT.prompt_length, 32):
         blends = [(context / wavelength - low) / (high - low) for wavelength in wavelengths]
         if min(blends) < 0 and max(blends) > 1 and any(0.25 < blend < 0.75 for blend in blends):
             return context
