@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -10,8 +11,6 @@ import torch
 
 def activate(tp_size: int, rank: int, init_file: str | os.PathLike[str], ep_degree: int = 1) -> None:
     """Set vLLM's platform and create the process groups of this rank. All ranks call it together.
-
-    Call it before anything imports vLLM's configuration, as modules keep the platform they found first.
 
     Args:
         tp_size: Ranks of the tensor-parallel group, which is the world.
@@ -25,13 +24,7 @@ def activate(tp_size: int, rank: int, init_file: str | os.PathLike[str], ep_degr
     """
     torch.set_num_threads(1)
     _quiet()
-    import vllm.platforms
-
-    from vllm_neuron.vllm.platform import NeuronPlatform
-
-    if not isinstance(vllm.platforms._current_platform, NeuronPlatform):
-        vllm.platforms._current_platform = NeuronPlatform()
-
+    _set_platform()
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
 
@@ -44,6 +37,8 @@ def activate(tp_size: int, rank: int, init_file: str | os.PathLike[str], ep_degr
         parallel_state.init_distributed_environment(tp_size, rank, method, rank, "gloo")
         parallel_state.ensure_model_parallel_initialized(tp_size, 1)
         initialize_neuron_parallel_state(ep_degree=ep_degree)
+    # Shared memory that only the engine's executor uses, and that a rank which is killed would leave behind.
+    parallel_state.get_tp_group().mq_broadcaster = None
 
 
 def deactivate() -> None:
@@ -55,6 +50,21 @@ def deactivate() -> None:
     destroy_neuron_parallel_state()
     parallel_state.destroy_model_parallel()
     parallel_state.destroy_distributed_environment()
+
+
+def _set_platform() -> None:
+    """Make the simulated device vLLM's platform, also in modules that took another one when imported."""
+    import vllm.platforms
+
+    from vllm_neuron.vllm.platform import NeuronPlatform
+
+    before = vllm.platforms._current_platform
+    if isinstance(before, NeuronPlatform):
+        return
+    platform = vllm.platforms._current_platform = NeuronPlatform()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and before is not None and vars(module).get("current_platform") is before:
+            vars(module)["current_platform"] = platform
 
 
 def _quiet() -> None:
