@@ -10,6 +10,7 @@ import msgspec
 from autoport.errors import Refusal, refuse
 
 REGISTRY = "registry.py"
+PENDING = "_class_of_the_replaced_row"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -67,15 +68,17 @@ def add_row(source: str, row: Row, replace: bool = False) -> str:
             REGISTRY,
             "pass --replace-row to replace that row, or keep it and register the port by hand",
         )
+    if same:
+        module = _replace_class(module, same[0].node, PENDING)
+        module = _drop_unused_import(module, same[0])
+        imports = _imports(module)
     name = _local_name(module, imports, row)
     if same:
-        module = _replace_class(module, same[0].node, name)
+        module = cst.ensure_type(m.replace(module, m.Name(PENDING), cst.Name(name)), cst.Module)
     else:
         module = _append_row(module, row.architecture, name, _quote(rows))
     if name not in imports:
         module = _add_import(module, row, name)
-    if same:
-        module = _drop_unused_import(module, same[0])
     _verify(source, module.code, row)
     return module.code
 
