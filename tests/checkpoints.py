@@ -1,4 +1,4 @@
-"""Checkpoints without weights: headers of the right shape over sparse files, for tests of research and analysis."""
+"""Checkpoints without weights: headers of the right shape over sparse files."""
 
 import json
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def small_config(**changes: Any) -> dict[str, Any]:
 def llama_keys(
     config: Mapping[str, Any], *, qkv_bias: bool | None = None, prefix: str = "model."
 ) -> KeyTable:
-    """Keys of a Llama, Mistral or Qwen2 checkpoint with this config; Qwen2 has QKV biases unless told otherwise."""
+    """Keys of a Llama, Mistral or Qwen2 checkpoint; only Qwen2 has QKV biases unless told otherwise."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads

@@ -35,7 +35,7 @@ def compare(architecture: Architecture, facts: Facts, weights: WeightMap, refere
     scaling = ", ".join(f"{name} {number:g}" for name, number in rope.parameters.items())
     bias = "with" if attention.qkv_bias else "without"
     loaded = f"{len(weights.entries)} kinds of parameters; left out: " + (
-        "; ".join(item.reason for item in weights.ignored) or "nothing"
+        "; ".join(f"{item.pattern} ({item.reason})" for item in weights.ignored) or "nothing"
     )
     targets = {
         "norm": (f"RMSNorm, eps {architecture.norm.eps:g}", "eps", source["norm_eps"]),
@@ -58,7 +58,8 @@ def compare(architecture: Architecture, facts: Facts, weights: WeightMap, refere
         "moe": ("none", "none", "checkpoint keys"),
         "decoder": ("pre-norm, sequential", "none", "checkpoint keys"),
         "backbone": (
-            f"{architecture.num_layers} layers, hidden {architecture.hidden_size}, vocabulary {architecture.vocab_size}",
+            f"{architecture.num_layers} layers, hidden {architecture.hidden_size}, "
+            f"vocabulary {architecture.vocab_size}",
             "sizes",
             f"{source['num_layers']}; {source['hidden_size']}; {source['vocab_size']}",
         ),

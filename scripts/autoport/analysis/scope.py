@@ -1,22 +1,27 @@
 """What can be ported, as tables, and the checks of a model's facts and keys against them."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import msgspec
 
-from autoport.analysis.keys import CheckpointKeys, ranges
+from autoport.analysis.keys import CheckpointKeys
 from autoport.errors import Problem
+from autoport.research.fields import describe, is_number
+from autoport.research.keys import ranges
 from autoport.schema import Fact, Facts
+
+Finding = tuple[str, str, str]
+"""Rule, what was found, next step."""
 
 
 class Family(msgspec.Struct, frozen=True):
-    """How a supported Hugging Face class decides about biases on q, k and v.
+    """A supported Hugging Face class.
 
     Attributes:
         model_type: The only model type its config may have.
-        qkv_bias: True or False where the class always or never has them, the name of a field where that decides.
+        qkv_bias: Whether q, k and v have biases: True, False, or the field of the config that says so.
     """
 
     model_type: str
@@ -29,8 +34,10 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family("qwen2", True),
 }
 
-ACTIVATIONS = {"silu": "silu", "swish": "silu"}
-DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+ACTIVATIONS = ("silu", "swish")  # two names of one function
+Dtype = Literal["bfloat16", "float16", "float32"]
+DTYPES: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
+HEADER_DTYPES: dict[str, Dtype] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 ROPE_TYPES = ("default", "llama3")
 KNOWN_ROPE_TYPES = ("linear", "dynamic", "yarn", "longrope", "mrope", "proportional", "per_layer_type")
 LLAMA3_PARAMETERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -44,113 +51,80 @@ FOREIGN_KEYS = [
         "a bias on the attention's output projection",
     ),
     (r"mlp\.\w+\.bias", "SCOPE-BIAS", "a bias in the MLP"),
-    (r"\w*(layer_?norm|ln_\d|norm)\.bias", "SCOPE-NORM", "a norm with a bias: LayerNorm, not RMSNorm"),
+    (r"\w*(norm|ln_\d)\.bias", "SCOPE-NORM", "a norm with a bias: LayerNorm, not RMSNorm"),
     (r"self_attn\.(q|k|query|key)_?(layer)?norm\..*", "SCOPE-QK-NORM", "a norm on queries or keys"),
     (r"self_attn\.(q_a_proj|kv_a_proj_with_mqa|kv_b_proj)\..*", "SCOPE-MLA", "multi-head latent attention"),
     (r"self_attn\.sinks?", "SCOPE-SINK", "attention sinks"),
-    (
-        r"(self_attn|attention)\.(qkv_proj|query_key_value|c_attn|W_pack)\..*",
-        "SCOPE-FUSED",
-        "fused q, k and v",
-    ),
+    (r"\w+\.(qkv_proj|query_key_value|c_attn|W_pack)\..*", "SCOPE-FUSED", "fused q, k and v"),
     (r"mlp\.gate_up_proj\..*", "SCOPE-FUSED", "fused gate and up projections"),
-    (
-        r"(mlp|block_sparse_moe|feed_forward|moe)\.(.*experts?|router|gate)\..*",
-        "SCOPE-MOE",
-        "a mixture of experts",
-    ),
+    (r"(mlp|\w*moe|feed_forward)\.(\w*experts?|router|gate)\..*", "SCOPE-MOE", "a mixture of experts"),
 ]
 
-BASE_NEXT_STEP = "only Llama, Yi, Mistral without a window and Qwen2 can be ported; choose such a checkpoint"
+NEXT_STEP = "only Llama, Yi, Mistral without a window and Qwen2 can be ported; choose such a checkpoint"
 
 
 def facts_problems(facts: Facts) -> list[Problem]:
     """Every feature of the config that is out of scope."""
-    problems: list[Problem] = []
+    found = [*_class_findings(facts), *_feature_findings(facts.fields), *_rope_findings(facts.fields)]
+    return [Problem(rule, text, facts.config_file, next_step) for rule, text, next_step in found]
 
-    def problem(rule: str, found: str, next_step: str = BASE_NEXT_STEP) -> None:
-        problems.append(Problem(rule, found, facts.config_file, next_step))
 
-    family = FAMILIES.get(facts.architecture.value)
+def _class_findings(facts: Facts) -> Iterator[Finding]:
+    name, model_type = facts.architecture.value, facts.model_type.value
+    family = FAMILIES.get(name)
     if family is None:
-        problem("SCOPE-ARCH", f"architecture {facts.architecture.value!r} is not supported")
-    elif family.model_type != facts.model_type.value:
-        problem(
-            "SCOPE-ARCH",
-            f"model_type {facts.model_type.value!r} with architecture {facts.architecture.value!r}, "
-            f"which belongs to {family.model_type!r}",
-            "correct one of the two in config.json",
+        yield "SCOPE-ARCH", f"architecture {name!r} is not supported", NEXT_STEP
+    elif family.model_type != model_type:
+        found = (
+            f"model_type {model_type!r} with architecture {name!r}, which belongs to {family.model_type!r}"
         )
-    activation = _value(facts.fields, "activation")
-    if activation not in ACTIVATIONS:
-        problem("SCOPE-ACTIVATION", f"activation {activation!r} ({_source(facts, 'activation')})")
-    if _value(facts.fields, "mlp_bias"):
-        problem("SCOPE-BIAS", f"mlp_bias is true ({_source(facts, 'mlp_bias')})")
-    if _value(facts.fields, "sliding_window") is not None:
-        problem(
-            "SCOPE-WINDOW",
-            f"a sliding window of {_value(facts.fields, 'sliding_window')} tokens ({_source(facts, 'sliding_window')})",
-            "sliding windows are not generated; if the model was trained without one, write sliding_window: null",
-        )
-    dtype = _value(facts.fields, "dtype")
-    if dtype is not None and dtype not in DTYPES:
-        problem("SCOPE-DTYPE", f"dtype {dtype!r}", "write bfloat16, float16 or float32")
-    head_dim = _value(facts.fields, "head_dim")
-    if head_dim % 2 or head_dim > LARGEST_HEAD_DIM:
-        problem(
-            "SCOPE-HEAD-DIM", f"head_dim {head_dim}: the kernels take even sizes up to {LARGEST_HEAD_DIM}"
-        )
-    for rule, found, next_step in _rope_problems(facts.fields):
-        problem(rule, found, next_step)
-    return problems
+        yield "SCOPE-ARCH", found, "correct one of the two in config.json"
 
 
-def _rope_problems(fields: Mapping[str, Fact]) -> list[tuple[str, str, str]]:
+def _feature_findings(fields: Mapping[str, Fact]) -> Iterator[Finding]:
+    activation, head_dim = fields["activation"], fields["head_dim"]
+    if activation.value not in ACTIVATIONS:
+        yield "SCOPE-ACTIVATION", f"activation {activation.value!r} ({activation.source})", NEXT_STEP
+    if head_dim.value % 2 or head_dim.value > LARGEST_HEAD_DIM:
+        found = f"head_dim {head_dim.value}: the kernels take even sizes up to {LARGEST_HEAD_DIM}"
+        yield "SCOPE-HEAD-DIM", found, NEXT_STEP
+    mlp_bias = fields.get("mlp_bias")
+    if mlp_bias and mlp_bias.value:
+        yield "SCOPE-BIAS", f"mlp_bias is true ({mlp_bias.source})", NEXT_STEP
+    window = fields.get("sliding_window")
+    if window and window.value is not None:
+        found = f"a sliding window of {window.value} tokens ({window.source})"
+        yield "SCOPE-WINDOW", found, "if the model was trained without a window, write sliding_window: null"
+    dtype = fields.get("dtype")
+    if dtype and dtype.value not in DTYPES:
+        yield "SCOPE-DTYPE", f"dtype {dtype.value!r}", f"write {', '.join(DTYPES)} in config.json"
+
+
+def _rope_findings(fields: Mapping[str, Fact]) -> Iterator[Finding]:
     kind, source = fields["rope_type"].value, fields["rope_type"].source
     parameters: dict[str, Any] = fields["rope_parameters"].value
-    problems = []
     if kind not in ROPE_TYPES:
         known = "is not supported" if kind in KNOWN_ROPE_TYPES else "is unknown"
-        problems.append(
-            (
-                "SCOPE-ROPE",
-                f"rope_type {kind!r} {known} ({source})",
-                "only default and llama3 RoPE can be ported",
-            )
-        )
-    partial = _value(fields, "partial_rotary_factor") or parameters.get("partial_rotary_factor")
-    if partial is not None and partial != 1:
-        problems.append(
-            (
-                "SCOPE-ROPE",
-                f"partial_rotary_factor {partial!r}: only part of a head is rotated",
-                BASE_NEXT_STEP,
-            )
-        )
+        yield "SCOPE-ROPE", f"rope_type {kind!r} {known} ({source})", "only default and llama3 can be ported"
+    for partial in (fields.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")):
+        value = partial.value if isinstance(partial, Fact) else partial
+        if value is not None and value != 1:
+            yield "SCOPE-ROPE", f"partial_rotary_factor {value!r}: only part of a head is rotated", NEXT_STEP
     if kind == "llama3":
-        numbers = {}
-        for name in LLAMA3_PARAMETERS:
-            value = parameters.get(name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
-                problems.append(
-                    (
-                        "CFG-ROPE",
-                        f"llama3 RoPE needs {name}, found {value!r} ({source})",
-                        f"correct {name} in config.json",
-                    )
-                )
-            else:
-                numbers[name] = value
-        low, high = numbers.get("low_freq_factor"), numbers.get("high_freq_factor")
-        if low is not None and high is not None and high <= low:
-            problems.append(
-                (
-                    "CFG-ROPE",
-                    f"high_freq_factor {high} is not above low_freq_factor {low} ({source})",
-                    "correct them",
-                )
-            )
-    return problems
+        yield from _llama3_findings(parameters, source)
+
+
+def _llama3_findings(parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:
+    wrong = [name for name in LLAMA3_PARAMETERS if is_number(parameters.get(name))]
+    for name in wrong:
+        found = f"llama3 RoPE needs {name}, found {describe(parameters.get(name))} ({source})"
+        yield "CFG-ROPE", found, f"correct {name} in config.json"
+    if not wrong and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
+        found = (
+            f"high_freq_factor {parameters['high_freq_factor']} is not above "
+            f"low_freq_factor {parameters['low_freq_factor']} ({source})"
+        )
+        yield "CFG-ROPE", found, "correct them in config.json"
 
 
 def foreign_key_problems(keys: CheckpointKeys, where: str) -> list[Problem]:
@@ -160,19 +134,11 @@ def foreign_key_problems(keys: CheckpointKeys, where: str) -> list[Problem]:
         for suffix, layers in sorted(keys.layers.items()):
             if re.fullmatch(pattern, suffix):
                 found = f"{what}: {keys.prefix}layers.{{i}}.{suffix} (layers {ranges(layers)})"
-                problems.append(Problem(rule, found, where, BASE_NEXT_STEP))
+                problems.append(Problem(rule, found, where, NEXT_STEP))
                 break
     for key in sorted(keys.others):
         if key.endswith("lm_head.bias"):
-            problems.append(Problem("SCOPE-BIAS", f"a bias on the head: {key}", where, BASE_NEXT_STEP))
+            problems.append(Problem("SCOPE-BIAS", f"a bias on the head: {key}", where, NEXT_STEP))
         if key.endswith("norm.bias"):
-            problems.append(Problem("SCOPE-NORM", f"a norm with a bias: {key}", where, BASE_NEXT_STEP))
+            problems.append(Problem("SCOPE-NORM", f"a norm with a bias: {key}", where, NEXT_STEP))
     return problems
-
-
-def _value(fields: Mapping[str, Fact], name: str) -> Any:
-    return fields[name].value if name in fields else None
-
-
-def _source(facts: Facts, name: str) -> str:
-    return facts.fields[name].source

@@ -1,10 +1,17 @@
 """Step 2: plan the port; writes plan.json."""
 
-from autoport.analysis.architecture import describe_architecture, port_dtype_bytes
+from autoport.analysis.architecture import describe_architecture, element_bytes
+from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.reference import choose_reference, compare, pitfalls
-from autoport.analysis.tensor_parallel import Dimensions, plan_tensor_parallel, recommendation, weight_bytes
-from autoport.analysis.weight_map import build_weight_map, check_coverage, coverage_problems
+from autoport.analysis.tensor_parallel import (
+    Dimensions,
+    no_valid_tp,
+    plan_tensor_parallel,
+    recommendation,
+    weight_bytes,
+)
+from autoport.analysis.weight_map import build_weight_map
 from autoport.errors import Refusal
 from autoport.port import Options, Outcome, Port
 from autoport.schema import Checkpoint, Facts, Plan
@@ -22,10 +29,9 @@ def make_plan(name: str, facts: Facts, checkpoint: Checkpoint, options: Options)
     coverage = check_coverage(weights, architecture.num_layers, checkpoint)
     if not coverage.complete:
         raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint))
-    element_bytes = port_dtype_bytes(architecture.dtype)
     tp = plan_tensor_parallel(
         Dimensions.from_architecture(architecture),
-        weight_bytes(weights, architecture.num_layers, checkpoint.tensors, element_bytes),
+        weight_bytes(weights, architecture.num_layers, checkpoint.tensors, element_bytes(architecture.dtype)),
         options.context_length,
         options.batch_size,
         options.relax,
@@ -59,6 +65,8 @@ def run(port: Port, options: Options) -> Outcome:
         "remote_code": facts.remote_code,
         "warnings": facts.warnings,
     }
+    if plan.tp.recommended is None:
+        return Outcome("red", no_valid_tp(plan.tp), data=data)
     if options.review and not options.confirm:
         return Outcome("waiting", f"{summary}; waiting for review", data=data)
     return Outcome("done", summary, data=data)

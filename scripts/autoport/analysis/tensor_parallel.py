@@ -119,7 +119,7 @@ def check_rules(size: Dimensions, tp: int) -> list[Violation]:
         broken.append(
             Violation(
                 "R2",
-                f"{heads} heads / {tp} = {heads // tp} per rank is odd; the decode kernel needs an even number",
+                f"{heads} heads / {tp} = {heads // tp} per rank is odd, the decode kernel needs an even number",
             )
         )
     if kv % tp and tp % kv:
@@ -169,7 +169,8 @@ def plan_tensor_parallel(
         bytes_per_rank = weights.per_rank(tp, size.num_kv_heads)
         violations = [violation for violation in broken if violation.rule not in relaxed_rules]
         if bytes_per_rank > WEIGHT_LIMIT_BYTES:
-            text = f"{bytes_per_rank / 1e9:.1f} GB of weights per rank, the limit is {WEIGHT_LIMIT_BYTES / 1e9:.0f} GB"
+            limit = f"{WEIGHT_LIMIT_BYTES / 1e9:.0f} GB"
+            text = f"{bytes_per_rank / 1e9:.1f} GB of weights per rank, the limit is {limit}"
             violations.append(Violation("MEM", text))
         candidates.append(
             TpCandidate(
@@ -221,6 +222,14 @@ def recommendation(plan: TpPlan) -> str:
     if valid == [1]:
         return "TP 1 (the only valid size)"
     return f"TP {plan.recommended} (valid: {', '.join(map(str, valid))})"
+
+
+def no_valid_tp(plan: TpPlan) -> str:
+    """Why no size is valid, one rule per size, and what relaxing a rule would allow."""
+    reasons = ", ".join(f"{item.tp_size}: {item.violations[0].rule}" for item in plan.candidates)
+    first = plan.candidates[0].violations[0]
+    relaxing = " or ".join(f"--relax {name}" for name in RELAXABLE)
+    return f"no valid TP ({reasons}); {first.rule}: {first.text}; {relaxing} may allow some"
 
 
 def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:

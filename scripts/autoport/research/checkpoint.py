@@ -1,7 +1,7 @@
 """Step 1: keys, shapes and dtypes of a checkpoint, from its safetensors headers only.
 
-A safetensors file is 8 bytes (length of the header, little-endian), the header (a JSON object: key -> dtype, shape,
-data_offsets), then the data. https://huggingface.co/docs/safetensors has the format.
+A safetensors file is 8 bytes (length of the header, little-endian), the header (a JSON object: key -> dtype,
+shape, data_offsets), then the data. https://huggingface.co/docs/safetensors has the format.
 """
 
 import json
@@ -17,7 +17,6 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 LARGEST_HEADER_BYTES = 100_000_000  # as the safetensors library
 LARGEST_INDEX_BYTES = 100_000_000
-FIRST_READ_BYTES = 100_000  # holds the length and, for most files, the whole header
 
 # Bits per element.
 DTYPE_BITS = {
@@ -34,7 +33,7 @@ def read_checkpoint(source: Source) -> Checkpoint:
 
     Raises:
         Refusal: CKPT-NONE (no safetensors), CKPT-BIN (pickle only), CKPT-INDEX (index and files disagree),
-            CKPT-HEADER (a damaged or truncated file), CKPT-DUPLICATE (a key in two files); every problem at once.
+            CKPT-HEADER (a damaged or truncated file), CKPT-DUPLICATE (a key in two files); all at once.
     """
     before = source.bytes_read
     notes: list[str] = []
@@ -125,8 +124,8 @@ def _no_safetensors(source: Source) -> Refusal:
             "CKPT-BIN",
             f"only pickle files, which are not opened: {', '.join(pickles)}",
             source.name,
-            'convert where you trust the files: python -c "import transformers as t; '
-            f"t.AutoModelForCausalLM.from_pretrained('{source.name}', dtype='auto').save_pretrained('converted')\"",
+            "if you trust the files, convert them: python -c 'from transformers import AutoModelForCausalLM as M; "
+            f'M.from_pretrained("{source.name}", dtype="auto").save_pretrained("converted")\'',
         )
     return refuse("CKPT-NONE", "no .safetensors file", source.name, "download the model's weights")
 
@@ -156,7 +155,7 @@ def read_header(source: Source, file: str) -> dict[str, TensorHeader]:
     """
     try:
         size = source.sizes[file]
-        head = source.read(file, 0, FIRST_READ_BYTES)
+        head = source.read(file, 0, source.first_read)
         if len(head) < 8:
             raise ValueError(f"{len(head)} bytes is no safetensors file")
         length = int.from_bytes(head[:8], "little")
@@ -196,6 +195,8 @@ def _check_entries(entries: Any, file: str, data_start: int, size: int) -> dict[
     tensors: dict[str, TensorHeader] = {}
     ranges: list[tuple[int, int, str]] = []
     for key, entry in entries.items():
+        if not key.isprintable():
+            raise ValueError(f"{key!r:.200} is no key of a tensor")
         try:
             dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         except (TypeError, KeyError, ValueError):

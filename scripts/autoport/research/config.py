@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import msgspec
+
 from autoport.errors import Refusal, refuse
 from autoport.research.config_defaults import causal_lm_classes, config_defaults
 from autoport.research.fields import (
@@ -12,6 +14,7 @@ from autoport.research.fields import (
     describe,
     is_flag,
     is_integer,
+    is_layer_count,
     is_number,
     is_text,
     is_text_list,
@@ -26,7 +29,7 @@ REQUIRED = {
     "vocab_size": is_integer,
     "hidden_size": is_integer,
     "intermediate_size": is_integer,
-    "num_layers": is_integer,
+    "num_layers": is_layer_count,
     "num_heads": is_integer,
     "max_position_embeddings": is_integer,
     "norm_eps": is_number,
@@ -41,14 +44,13 @@ SEMANTIC_KEY = re.compile(
     r"|^(scale|residual|logit|qk_|clip_|no_rope|alibi|parallel_|sandwich|attn_|ffn_|block_configs|per_layer)"
     r"|expert|moe|router|norm|nope|softcap|lora|mup|_layers$"
 )
-NOT_SEMANTIC = {"initializer_range", "layer_norm_eps", "num_hidden_layers"}
 
 
 def load_config(source: Source) -> dict[str, Any]:
     """Read config.json.
 
     Raises:
-        Refusal: CFG-MISSING-FILE, CFG-SIZE (over 16 MiB) or CFG-JSON (not a JSON object, NaN, nested too deep).
+        Refusal: CFG-MISSING-FILE, CFG-SIZE (over 16 MiB) or CFG-JSON (no JSON object, NaN, too deep).
     """
     name, where = source.config_name, source.config_file
     if name not in source.sizes:
@@ -59,7 +61,8 @@ def load_config(source: Source) -> dict[str, Any]:
         )
     try:
         config = json.loads(source.read(name, 0, LARGEST_CONFIG_BYTES).decode(), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        msgspec.json.encode(config)
+    except (ValueError, RecursionError, OverflowError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else error
         raise refuse("CFG-JSON", f"not valid JSON: {reason}", where, "download the file again") from error
     if not isinstance(config, dict):
@@ -91,7 +94,7 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
     unconsumed = {
         key: value
         for key, value in config.items()
-        if key not in resolver.consumed | NOT_SEMANTIC and SEMANTIC_KEY.search(key) and value is not None
+        if key not in resolver.consumed and SEMANTIC_KEY.search(key) and value is not None
     }
     auto_map = config.get("auto_map")
     return Facts(
@@ -173,13 +176,10 @@ def _heads(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
     found: dict[str, Fact] = {}
     count = len(resolver.problems)
     kv_heads = resolver.optional("num_kv_heads", is_integer)
-    multi_query = resolver.optional("multi_query", is_flag)
     head_dim = resolver.optional("head_dim", is_integer)
     heads, hidden = facts.get("num_heads"), facts.get("hidden_size")
     if len(resolver.problems) > count or heads is None or hidden is None:
         return found
-    if kv_heads is None and multi_query is not None and multi_query.value:
-        kv_heads = Fact(1, f"{multi_query.source} is true")
     found["num_kv_heads"] = kv_heads or Fact(heads.value, "derived: num_heads (no num_key_value_heads)")
     if heads.value % found["num_kv_heads"].value:
         resolver.problem(
@@ -204,7 +204,7 @@ def _dtype(resolver: Resolver) -> Fact | None:
 
 
 def _sliding_window(resolver: Resolver, facts: Mapping[str, Fact]) -> Fact | None:
-    """The window in force (tokens, value None for full attention everywhere), after the flags that switch it off."""
+    """The window in force in tokens (value None: full attention), after the flags that switch it off."""
     window = resolver.optional("sliding_window", is_integer)
     in_use = resolver.optional("use_sliding_window", is_flag)
     first = resolver.optional("max_window_layers", lambda value: None if value == 0 else is_integer(value))
@@ -226,6 +226,13 @@ def _sliding_window(resolver: Resolver, facts: Mapping[str, Fact]) -> Fact | Non
             )
         if not kinds:
             return Fact(None, layer_types.source)
+        if kinds == ["sliding_attention"] and (window is None or (in_use is not None and not in_use.value)):
+            resolver.problem(
+                "CFG-LAYER-TYPES",
+                "layer_types has sliding_attention but no sliding_window is in force",
+                "correct sliding_window or layer_types in config.json",
+            )
+            return None
     if window is None:
         null = "sliding_window" in resolver.config
         return Fact(None, "config.json: sliding_window is null") if null else None

@@ -85,15 +85,11 @@ def _version() -> str:
 
 @functools.cache
 def _parse(path: Path) -> ast.Module:
-    return (
-        ast.parse(path.read_text(encoding="utf-8"))
-        if path.is_file()
-        else ast.Module(body=[], type_ignores=[])
-    )
+    return ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
 
 
 def _mapping(file: str, name: str) -> dict[str, str]:
-    """String pairs of `name = OrderedDict([...])`, `name.update({...})` and `OrderedDict(**{...})` in `file`."""
+    """String pairs of `name = OrderedDict([...], **{...})` and `name.update({...})` in `file`."""
     root = transformers_dir()
     pairs: dict[str, str] = {}
     for node in _parse(root / file).body if root else []:

@@ -1,7 +1,7 @@
 """The alias table, and the resolver that finds a field's value and says where it came from."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autoport.errors import Problem
@@ -32,11 +32,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "use_sliding_window": ("use_sliding_window",),
     "max_window_layers": ("max_window_layers",),
     "layer_types": ("layer_types",),
-    "multi_query": ("multi_query",),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
 }
 
 LARGEST_INTEGER = 2**40
+LARGEST_LAYER_COUNT = 10_000
 
 Check = Callable[[Any], str | None]
 
@@ -46,6 +46,13 @@ def is_integer(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return f"is {describe(value)}, not a whole number"
     return None if 1 <= value <= LARGEST_INTEGER else f"is {value}, not between 1 and {LARGEST_INTEGER}"
+
+
+def is_layer_count(value: Any) -> str | None:
+    """What is wrong with `value` as a number of layers."""
+    return is_integer(value) or (
+        f"is {value}, not a number of layers" if value > LARGEST_LAYER_COUNT else None
+    )
 
 
 def is_number(value: Any) -> str | None:
@@ -77,8 +84,8 @@ def describe(value: Any) -> str:
 class Resolver:
     """Looks fields up in a config and in its class's defaults, and collects every problem.
 
-    `null` in the config means that there is no value: it also hides the class default of a field for which "no
-    value" has a meaning, as it does in transformers.
+    `null` in the config means that there is no value. As in transformers it also hides the class default
+    of an optional field.
 
     Attributes:
         consumed: Config keys that were looked at.
@@ -98,8 +105,8 @@ class Resolver:
         self.problems.append(Problem(rule, found, self.config_file, next_step))
 
     def optional(self, name: str, check: Check) -> Fact | None:
-        """The field's fact, or None when it has no value. A value of the wrong kind is a problem (CFG-TYPE)."""
-        spellings = ALIASES[name]
+        """The field's fact, or None for no value. A value of the wrong kind is a problem (CFG-TYPE)."""
+        spellings = self._spellings(name)
         self.consumed.update(spellings)
         given = {key: self.config[key] for key in spellings if self.config.get(key) is not None}
         if given:
@@ -120,19 +127,24 @@ class Resolver:
         return fact
 
     def required(self, name: str, check: Check) -> Fact | None:
-        """The field's fact; `null` falls to the class default, and no value at all is a problem (CFG-MISSING)."""
+        """The field's fact, from the config or the class; no value at all is a problem (CFG-MISSING)."""
         count = len(self.problems)
         fact = self.optional(name, check)
         if fact is None and len(self.problems) == count:
             fact = self._default(name)
         if fact is None and len(self.problems) == count:
-            spellings = " or ".join(ALIASES[name])
+            spellings = " or ".join(self._spellings(name))
             self.problem(
                 "CFG-MISSING",
                 f"{name} has no value: neither config.json nor a config class gives {spellings}",
-                f"add {ALIASES[name][0]} to config.json",
+                f"add {self._spellings(name)[0]} to config.json",
             )
         return fact
+
+    def _spellings(self, name: str) -> Sequence[str]:
+        """The spellings that the config class declares, or every known one if it declares none."""
+        declared = [key for key in ALIASES[name] if key in self.defaults]
+        return declared or ALIASES[name]
 
     def _default(self, name: str) -> Fact | None:
         for key in ALIASES[name]:

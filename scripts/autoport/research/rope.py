@@ -1,7 +1,7 @@
 """Rotary embedding parameters in both of the forms that config.json comes in, as one.
 
-Before transformers 5: `rope_theta` at top level and `rope_scaling` with `type` or `rope_type`. Since 5: everything
-in `rope_parameters`. Precedence where both are given is that of transformers' own conversion
+Before transformers 5: `rope_theta` at top level and `rope_scaling` with `type` or `rope_type`. Since then:
+everything in `rope_parameters`. Precedence where both are given is that of transformers' own conversion
 (`modeling_rope_utils.RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`).
 """
 
@@ -38,12 +38,16 @@ def resolve_rope(resolver: Resolver) -> dict[str, Fact]:
         if nested != original:
             resolver.warnings.append(
                 f"original_max_position_embeddings is {original} at top level and {nested} in {block_key}; "
-                "transformers takes the one at top level, and so does the port"
+                + _taken("the one at top level")
             )
         parameters["original_max_position_embeddings"] = original
     source = f"config.json: {block_key}" if block else "config.json: no rope_scaling or rope_parameters"
     facts["rope_parameters"] = Fact(parameters, source)
     return facts
+
+
+def _taken(key: str) -> str:
+    return f"transformers takes {key}, and so does the port"
 
 
 def _block(resolver: Resolver) -> tuple[str, dict[str, Any]]:
@@ -60,7 +64,7 @@ def _block(resolver: Resolver) -> tuple[str, dict[str, Any]]:
     if len(blocks) == 2 and blocks["rope_scaling"] != blocks["rope_parameters"]:
         resolver.warnings.append(
             f"rope_scaling {describe(blocks['rope_scaling'])} and rope_parameters "
-            f"{describe(blocks['rope_parameters'])} differ; transformers takes rope_scaling, and so does the port"
+            f"{describe(blocks['rope_parameters'])} differ; {_taken('rope_scaling')}"
         )
     for key in ("rope_scaling", "rope_parameters"):
         if blocks.get(key):
@@ -82,9 +86,7 @@ def _theta(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | 
         resolver.problem("CFG-ROPE", f"{key} {wrong}", f"correct {key} in config.json")
         return None
     if len(found) == 2 and found["rope_theta"] != value:
-        resolver.warnings.append(
-            f"{key} is {value} and rope_theta is {found['rope_theta']}; transformers takes {key}, and so does the port"
-        )
+        resolver.warnings.append(f"{key} is {value} and rope_theta is {found['rope_theta']}; {_taken(key)}")
     return Fact(float(value), f"config.json: {key}")
 
 
@@ -124,6 +126,6 @@ def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | N
         return None
     if old is not None and new is not None and old != new:
         resolver.warnings.append(
-            f"{block_key} says rope_type {new!r} and type {old!r}; transformers takes rope_type, and so does the port"
+            f"{block_key} says rope_type {new!r} and type {old!r}; {_taken('rope_type')}"
         )
     return Fact(RENAMED_TYPES.get(value, value), f"config.json: {key}")

@@ -1,4 +1,4 @@
-"""Where a model is read from: a local folder or a repository on the hub. Files are listed and read by byte range."""
+"""Where a model is read from: a local folder or a hub repository, its files read by byte range."""
 
 import contextlib
 import os
@@ -20,7 +20,10 @@ class Source:
         name: What the user gave.
         sizes: Size in bytes by file name.
         bytes_read: Bytes read so far.
+        first_read: How many bytes of a file to read when it is not known yet how many are needed.
     """
+
+    first_read = 100_000  # one request then gets the whole header of most safetensors files
 
     def __init__(self, name: str, sizes: dict[str, int]):
         self.name = name
@@ -58,6 +61,8 @@ class Source:
 
 class LocalSource(Source):
     """A folder; `only` narrows it to one file."""
+
+    first_read = 8
 
     def __init__(self, name: str, folder: Path, only: str | None = None):
         self.folder = folder

@@ -8,6 +8,7 @@ from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import load_config, read_facts
 from autoport.research.quantization import quantization_problems
 from autoport.research.source import open_source
+from autoport.research.tied_head import compare_head
 from autoport.schema import Checkpoint, Facts
 
 
@@ -34,6 +35,10 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
         problems += refusal.problems
     if problems or facts is None or checkpoint is None:
         raise Refusal(*problems)
+    if facts.fields["tie_word_embeddings"].value:
+        same = compare_head(source, checkpoint)
+        if same:
+            facts.fields["head_equals_embedding"] = same
     facts.warnings += checkpoint.notes
     return facts, checkpoint
 

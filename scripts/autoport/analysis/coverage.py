@@ -1,0 +1,120 @@
+"""The two-way check: every parameter has its checkpoint keys, every key a parameter or a reason."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from autoport.analysis.weight_map import expand
+from autoport.errors import Problem
+from autoport.research.keys import fold, ranges
+from autoport.schema import Checkpoint, WeightEntry, WeightMap
+
+
+class ShapeMismatch(msgspec.Struct, frozen=True):
+    key: str
+    expected: tuple[int, ...]
+    found: tuple[int, ...]
+
+
+class Coverage(msgspec.Struct):
+    """Result of the check. A map that covers its checkpoint has four empty lists.
+
+    Attributes:
+        missing: Keys that the map needs and the checkpoint lacks.
+        unexpected: Keys of the checkpoint that no parameter takes and no reason leaves out.
+        mapped_twice: Keys that two parameters take (a tied head and its embedding may).
+        wrong_shape: Keys whose shape is not the one the architecture gives.
+    """
+
+    missing: list[str]
+    unexpected: list[str]
+    mapped_twice: list[str]
+    wrong_shape: list[ShapeMismatch]
+
+    @property
+    def complete(self) -> bool:
+        return not (self.missing or self.unexpected or self.mapped_twice or self.wrong_shape)
+
+
+def check_coverage(weights: WeightMap, num_layers: int, checkpoint: Checkpoint) -> Coverage:
+    """Compare the map with the checkpoint in both directions."""
+    expected: dict[str, tuple[int, ...]] = {}
+    takers: dict[str, list[WeightEntry]] = {}
+    for entry, keys in expand(weights, num_layers):
+        for key, shape in zip(keys, entry.shapes, strict=True):
+            expected[key] = shape
+            takers.setdefault(key, []).append(entry)
+    ignored = re.compile("|".join(f"(?:{item.pattern})" for item in weights.ignored) or r"(?!)")
+    tensors = checkpoint.tensors
+    return Coverage(
+        missing=[key for key in expected if key not in tensors],
+        unexpected=[key for key in tensors if key not in expected and not ignored.fullmatch(key)],
+        mapped_twice=[key for key, entries in takers.items() if len(entries) > 1 and not _is_tied(entries)],
+        wrong_shape=[
+            ShapeMismatch(key, shape, tensors[key].shape)
+            for key, shape in expected.items()
+            if key in tensors and tensors[key].shape != shape
+        ],
+    )
+
+
+def _is_tied(entries: list[WeightEntry]) -> bool:
+    return [entry.parameter for entry in entries] == ["model.embed_tokens.weight", "lm_head.weight"]
+
+
+def coverage_problems(coverage: Coverage, num_layers: int, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """One problem per key with its layers folded, each with the likely cause."""
+    where = checkpoint.source
+    for key, layers in _fold(coverage.missing).items():
+        cause = _missing_cause(key, layers, coverage.unexpected)
+        found = f"{_name(key, layers)} is not in the checkpoint: {cause}"
+        yield Problem("MAP-MISSING", found, where, "correct the config, or complete the checkpoint")
+    for key, layers in _fold(coverage.unexpected).items():
+        found = f"nothing takes {_name(key, layers)}: {_unexpected_cause(key, layers, num_layers)}"
+        yield Problem(
+            "MAP-UNEXPECTED", found, where, "correct the config; a part that the port lacks stops it"
+        )
+    for key, layers in _fold(coverage.mapped_twice).items():
+        found = f"two parameters take {_name(key, layers)}"
+        yield Problem("MAP-TWICE", found, where, "correct the weight map: a key belongs to one parameter")
+    mismatches = {mismatch.key: mismatch for mismatch in coverage.wrong_shape}
+    for key, layers in _fold(mismatches).items():
+        first = mismatches[key.replace("{i}", str(min(layers, default=0)))]
+        found = f"{_name(key, layers)} is {list(first.found)}, the config gives {list(first.expected)}"
+        where = checkpoint.tensors[first.key].file
+        yield Problem("MAP-SHAPE", found, where, "correct the size in config.json that disagrees")
+
+
+def _fold(keys: Iterable[str]) -> dict[str, set[int]]:
+    """Folded key -> the indices that were folded away."""
+    folded: dict[str, set[int]] = {}
+    for key in keys:
+        name, index = fold(key)
+        folded.setdefault(name, set()).update(() if index is None else (index,))
+    return folded
+
+
+def _name(key: str, layers: set[int]) -> str:
+    return f"{key} (layers {ranges(layers)})" if layers else key
+
+
+def _missing_cause(key: str, layers: set[int], unexpected: list[str]) -> str:
+    tail = key.removeprefix("model.")
+    for other in unexpected:
+        name = fold(other)[0]
+        if name.endswith(tail) and name != key:
+            return f"it is there under another prefix, {other}"
+    if layers:
+        return "these layers are incomplete, or num_hidden_layers is too large"
+    return "the checkpoint is incomplete, or belongs to a model without this part"
+
+
+def _unexpected_cause(key: str, layers: set[int], num_layers: int) -> str:
+    if layers and min(layers) >= num_layers:
+        return f"num_hidden_layers is {num_layers}, which leaves these layers out"
+    if key.endswith(".bias"):
+        return "a bias that the architecture does not have"
+    if "norm" in key:
+        return "a norm that the architecture does not have"
+    return "no part of the architecture has this parameter"
