@@ -116,12 +116,8 @@ def check_rules(size: Dimensions, tp: int) -> list[Violation]:
     if heads % tp:
         broken.append(Violation("R1", f"{heads} heads are not a multiple of {tp}"))
     elif heads // tp % 2:
-        broken.append(
-            Violation(
-                "R2",
-                f"{heads} heads / {tp} = {heads // tp} per rank is odd, the decode kernel needs an even number",
-            )
-        )
+        text = f"{heads} heads / {tp} = {heads // tp} per rank is odd; the decode kernel needs an even number"
+        broken.append(Violation("R2", text))
     if kv % tp and tp % kv:
         broken.append(Violation("R3", f"{kv} KV heads neither divide nor are divided by {tp}"))
     if size.intermediate_size % tp:

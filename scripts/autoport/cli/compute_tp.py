@@ -30,8 +30,7 @@ def command(
         print_json({"architecture": facts.architecture, "weights": "estimated from the config", "plan": plan})
     else:
         print_table(CANDIDATE_COLUMNS, candidate_rows(plan), title=facts.architecture.value)
-        print(
-            f"KV cache: {batch_size} x {context_length} tokens in bfloat16; weights: estimated from the config."
-        )
+        size = f"{batch_size} x {context_length} tokens"
+        print(f"KV cache for {size}; weights are estimated from the config.")
         print(f"Recommended: {recommendation(plan)}")
     raise typer.Exit(ExitCode.DONE if plan.recommended else ExitCode.RED)

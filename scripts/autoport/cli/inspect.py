@@ -34,6 +34,5 @@ def command(source: Source, as_json: AsJson = False) -> None:
     print_table(
         ("Key", "{i}", "Shape", "Dtype"), [(row.key, row.indices, list(row.shape), row.dtype) for row in keys]
     )
-    print(
-        f"{len(checkpoint.tensors)} tensors, {checkpoint.total_bytes:,} bytes; {checkpoint.bytes_read:,} bytes read"
-    )
+    read = f"{checkpoint.bytes_read:,} bytes read"
+    print(f"{len(checkpoint.tensors)} tensors, {checkpoint.total_bytes:,} bytes; {read}")

@@ -124,7 +124,7 @@ def _no_safetensors(source: Source) -> Refusal:
             "CKPT-BIN",
             f"only pickle files, which are not opened: {', '.join(pickles)}",
             source.name,
-            "if you trust the files, convert them: python -c 'from transformers import AutoModelForCausalLM as M; "
+            "convert it where you trust it: python -c 'from transformers import AutoModelForCausalLM as M; "
             f'M.from_pretrained("{source.name}", dtype="auto").save_pretrained("converted")\'',
         )
     return refuse("CKPT-NONE", "no .safetensors file", source.name, "download the model's weights")
