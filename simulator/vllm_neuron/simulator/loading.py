@@ -1,0 +1,74 @@
+"""Model and KV cache set-up, in the order in which the model runner does it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig, set_current_vllm_config
+
+from vllm_neuron.model.kv_cache import KVSpec
+from vllm_neuron.model.neuron_config import NeuronConfig
+from vllm_neuron.simulator.guards import check_loaded
+from vllm_neuron.simulator.metadata import KVGroup
+
+DEVICE = torch.device("cpu")
+
+
+def make_vllm_config(
+    hf_config: Any, checkpoint_path: str, dtype: torch.dtype, block_size: int, max_model_len: int
+) -> VllmConfig:
+    """Return the engine configuration that a model may ask for while it is built and loaded.
+
+    ``model_config`` is a plain namespace with what models read: vLLM's own class inspects the architecture.
+    """
+    config = VllmConfig()
+    config.cache_config.block_size = block_size
+    config.model_config = SimpleNamespace(
+        model=checkpoint_path,
+        revision=None,
+        hf_config=hf_config,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        runner_type="generate",
+    )
+    return config
+
+
+def load_model(
+    factory_class: Any,
+    hf_config: Any,
+    neuron_config: NeuronConfig,
+    checkpoint_path: str,
+    vllm_config: VllmConfig,
+) -> nn.Module:
+    """Build a model on the meta device, load its weights and move it to the device.
+
+    Raises:
+        NotImplementedError: A tensor is left on the meta device.
+    """
+    with set_current_vllm_config(vllm_config):
+        with torch.device("meta"):
+            model = factory_class.from_configs(hf_config, neuron_config)
+        model.load_weights(checkpoint_path, DEVICE, None)
+        check_loaded(model)
+        return model.to(DEVICE)
+
+
+def allocate_kv_caches(
+    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype
+) -> dict[str, list[torch.Tensor]]:
+    """Return zeroed caches by layer name: [k, v], each [num_blocks, num_kv_heads, block_size, head_size]."""
+    caches = {}
+    for layer in spec.layers:
+        both = torch.zeros(2, num_blocks, layer.num_kv_heads, block_size, layer.head_size, dtype=dtype)
+        caches[layer.name] = [both[0], both[1]]
+    return caches
+
+
+def kv_groups(spec: KVSpec) -> list[KVGroup]:
+    """Group the layers by their sliding window: layers of a group have the same block tables."""
+    names: dict[int | None, list[str]] = {}
+    for layer in spec.layers:
+        names.setdefault(layer.sliding_window_size, []).append(layer.name)
+    return [KVGroup(tuple(layers), window) for window, layers in names.items()]
