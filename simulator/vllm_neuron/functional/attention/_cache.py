@@ -69,5 +69,6 @@ def put_valid_slots(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor
     # what that slot holds in the end: a row of this batch if one goes there, else what it holds already.
     goes_last = valid & (slots == last)
     held = cache[-1, :, -1, :, 1] if cache.dim() == 5 else cache[-1, :, -1]
-    held = torch.where(goes_last.any(), rows[goes_last.to(torch.int64).argmax()], held)
+    candidate = rows.index_select(0, goes_last.to(torch.int64).argmax().view(1)).squeeze(0)
+    held = torch.where(goes_last.any(), candidate, held)
     put_slots(cache, slots.where(valid, last), torch.where(valid[:, None, None], rows, held), block_len)
