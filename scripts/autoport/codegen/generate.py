@@ -13,6 +13,9 @@ TEMPLATES = {
     "model.py": "model/model.py.j2",
 }
 
+# Names of `hidden_act` that mean the same function.
+ACTIVATION_NAMES = {"silu": ("silu", "swish")}
+
 
 def run(port: Port, options: Options) -> Outcome:
     """Write the model's package; a file edited since it was generated is refused unless `options.force`."""
@@ -46,6 +49,7 @@ def render_package(plan: Plan, package: str) -> dict[str, str]:
         "prefix": plan.class_prefix,
         "hf_name": plan.architecture.hf_name,
         "package": package,
+        "activation_names": ACTIVATION_NAMES[plan.architecture.mlp.activation],
         "exports": sorted(
             [plan.architecture.hf_name, f"{plan.class_prefix}Config", "UnsupportedConfigError"]
         ),

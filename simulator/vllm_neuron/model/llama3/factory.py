@@ -41,23 +41,25 @@ class LlamaForCausalLM(nn.Module):
     @classmethod
     def _validate_config(cls, hf_config: Any, neuron_config: NeuronConfig | None) -> None:
         quantization = neuron_config.quantization if neuron_config is not None else None
-        layer_types = set(getattr(hf_config, "layer_types", None) or ["full_attention"])
-        required = [
+        checks: list[tuple[str, Any, tuple[Any, ...]]] = [
             # (setting, what the configs ask, what the implementation does)
-            ("quantization", quantization or "bf16", "bf16"),
-            ("quantization_config", getattr(hf_config, "quantization_config", None), None),
-            ("hidden_act", hf_config.hidden_act, "silu"),
-            ("rope_type", hf_config.rope_parameters["rope_type"], "llama3"),
-            ("sliding_window", getattr(hf_config, "sliding_window", None), None),
-            ("layer_types", layer_types, {"full_attention"}),
-            ("attention_bias", getattr(hf_config, "attention_bias", False), False),
-            ("mlp_bias", getattr(hf_config, "mlp_bias", False), False),
-            ("tie_word_embeddings", hf_config.tie_word_embeddings, True),
+            ("quantization", quantization, (None, "bf16")),
+            ("quantization_config", getattr(hf_config, "quantization_config", None), (None,)),
+            ("hidden_act", hf_config.hidden_act, ("silu", "swish")),
+            ("rope_type", hf_config.rope_parameters["rope_type"], ("llama3",)),
+            ("sliding_window", getattr(hf_config, "sliding_window", None), (None,)),
+            ("layer_types", set(getattr(hf_config, "layer_types", None) or ()), (set(), {"full_attention"})),
+            ("attention_bias", getattr(hf_config, "attention_bias", False), (False,)),
+            ("mlp_bias", getattr(hf_config, "mlp_bias", False), (False,)),
+            ("tie_word_embeddings", hf_config.tie_word_embeddings, (True,)),
         ]
+        if neuron_config is not None:
+            sizes = ("ep_degree", "attention_dp_size", "embedding_dp_size", "lm_head_dp_size", "mlp_dp_size")
+            checks += [(size, getattr(neuron_config, size), (1,)) for size in sizes]
         problems = [
-            f"{setting} {asked!r} (possible: {possible!r})"
-            for setting, asked, possible in required
-            if asked != possible
+            f"{setting} {asked!r} (possible: {', '.join(map(repr, possible))})"
+            for setting, asked, possible in checks
+            if asked not in possible
         ]
 
         tp_size = get_tp_group().world_size

@@ -16,7 +16,7 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_tp_group
 
 import vllm_neuron.functional as NF
@@ -30,7 +30,8 @@ from vllm_neuron.utils.weight_loader import fused_qkv_weight_loader, set_weight_
 
 from .config import LlamaConfig
 
-CosSin = tuple[torch.Tensor, torch.Tensor]  # [1, T, Dh] each in prefill, [Dh/2, B, S] in decode
+CosSin = tuple[Tensor, Tensor]  # [1, T, Dh] each in prefill, [Dh/2, B, S] in decode
+Metadata = dict[str, Any]
 
 
 # ===== Section 1: Normalization ===================================================================
@@ -44,7 +45,7 @@ class LlamaRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, dtype=config.torch_dtype))
         self.variance_epsilon = config.rms_norm_eps
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         x = hidden_states.float()
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * x.to(hidden_states.dtype)  # <-- MODEL-SPECIFIC: plain weight, no 1 + weight
@@ -62,12 +63,12 @@ class LlamaRotaryEmbedding(nn.Module):
         self.dtype = config.torch_dtype
         self.rope = config.rope_parameters
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T] -> cos, sin [T, Dh/2]."""
         freqs = positions.float()[:, None] * self.inv_freq(positions.device)  # [T, Dh/2]
         return freqs.cos().to(self.dtype), freqs.sin().to(self.dtype)
 
-    def inv_freq(self, device: torch.device) -> torch.Tensor:
+    def inv_freq(self, device: torch.device) -> Tensor:
         """Inverse frequencies [Dh/2], float32. Not a buffer: the model is created on the meta device."""
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device) / self.head_dim
         inv_freq = 1.0 / self.rope["rope_theta"] ** exponents
@@ -85,15 +86,15 @@ class LlamaRotaryEmbedding(nn.Module):
 class LlamaAttention(nn.Module):
     """Grouped-query attention over a paged KV cache."""
 
-    k_cache: torch.Tensor  # [blocks, Nkv, block_size, Dh], bound by bind_kv_cache
-    v_cache: torch.Tensor
+    k_cache: Tensor  # [blocks, Nkv, block_size, Dh], bound by bind_kv_cache
+    v_cache: Tensor
 
     def __init__(self, config: LlamaConfig, layer_idx: int):
         super().__init__()
         self.layer_name = f"layers.{layer_idx}.self_attn"
         self.hidden_size = config.hidden_size
         self.head_dim = config.head_dim
-        self.scaling = config.head_dim**-0.5
+        self.scaling = config.head_dim**-0.5  # <-- MODEL-SPECIFIC: the usual scale
 
         # >>> PARALLELISM: heads are split over the ranks, KV heads replicated when fewer than ranks <<<
         self.tp_group = get_tp_group()
@@ -118,11 +119,11 @@ class LlamaAttention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         position_embeddings: CosSin,
-        attn_metadata: dict[str, Any],
-        decode_mask: torch.Tensor | None,
-    ) -> torch.Tensor:
+        attn_metadata: dict[str, Metadata],
+        decode_mask: Tensor | None,
+    ) -> Tensor:
         """Prefill (no mask): [T/TP, H] -> [T/TP, H]. Decode: [T, H] -> [T, H]."""
         metadata = attn_metadata[self.layer_name]
         if decode_mask is not None:
@@ -138,9 +139,7 @@ class LlamaAttention(nn.Module):
         output = NF.o_proj(attn_output.unsqueeze(0), self.o_proj_weight).squeeze(0)  # [T, H]
         return self.tp_group.reduce_scatter(output, dim=0)  # [T/TP, H]
 
-    def full_prefill(
-        self, hidden_states: torch.Tensor, position_embeddings: CosSin, metadata: dict[str, Any]
-    ) -> torch.Tensor:
+    def full_prefill(self, hidden_states: Tensor, position_embeddings: CosSin, metadata: Metadata) -> Tensor:
         """A whole prompt [T, H] -> [Nh, Dh, T]; K and V are written to the cache."""
         qkv = self.qkv_proj(hidden_states, position_embeddings)  # [1, T, (Nh + 2*Nkv)*Dh]
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)  # [T, Nh + 2*Nkv, Dh]
@@ -158,8 +157,8 @@ class LlamaAttention(nn.Module):
         )
 
     def segmented_prefill(
-        self, hidden_states: torch.Tensor, position_embeddings: CosSin, metadata: dict[str, Any]
-    ) -> torch.Tensor:
+        self, hidden_states: Tensor, position_embeddings: CosSin, metadata: Metadata
+    ) -> Tensor:
         """A segment of a prompt [T, H] -> [Nh, Dh, T]; attends to the cached segments before it, too."""
         q, k_cache, v_cache = self.qkv_proj(
             hidden_states,
@@ -183,7 +182,7 @@ class LlamaAttention(nn.Module):
             tp_out=True,
         )
 
-    def qkv_proj(self, hidden_states: torch.Tensor, position_embeddings: CosSin, **cache_write: Any) -> Any:
+    def qkv_proj(self, hidden_states: Tensor, position_embeddings: CosSin, **cache_write: Any) -> Any:
         """Project [T, H] and rotate q and k; `cache_write` makes the operator store K and V itself."""
         cos, sin = position_embeddings
         return NF.qkv_proj(
@@ -198,12 +197,8 @@ class LlamaAttention(nn.Module):
         )
 
     def decode(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: CosSin,
-        metadata: dict[str, Any],
-        mask: torch.Tensor,
-    ) -> torch.Tensor:
+        self, hidden_states: Tensor, position_embeddings: CosSin, metadata: Metadata, mask: Tensor
+    ) -> Tensor:
         """[T, H] -> this rank's share of the output [T, H]; K and V are written to the cache."""
         cos, sin = position_embeddings
         block_table = metadata["block_table_tensor"]  # [B, blocks per sequence], int32
@@ -248,7 +243,7 @@ class LlamaMLP(nn.Module):
         set_weight_loader(self.up_proj_weight, column_loader)
         set_weight_loader(self.down_proj_weight, row_loader)
 
-    def forward(self, hidden_states: torch.Tensor, is_prefill: bool) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, is_prefill: bool) -> Tensor:
         """Prefill: [T/TP, H] -> [T/TP, H]. Decode: [T, H] -> [T, H]."""
         # >>> PARALLELISM: gather the sequence in prefill <<<
         if is_prefill:
@@ -279,12 +274,13 @@ class LlamaDecoderLayer(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         position_embeddings: CosSin,
-        attn_metadata: dict[str, Any],
-        decode_mask: torch.Tensor | None,
-    ) -> torch.Tensor:
+        attn_metadata: dict[str, Metadata],
+        decode_mask: Tensor | None,
+    ) -> Tensor:
         """[T/TP, H] in prefill, [T, H] in decode; same shape out."""
+        # <-- MODEL-SPECIFIC: a norm before each block, none after, plain residuals
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
         hidden_states = self.self_attn(hidden_states, position_embeddings, attn_metadata, decode_mask)
@@ -315,12 +311,8 @@ class LlamaModel(nn.Module):
         self.rotary_emb = LlamaRotaryEmbedding(config)
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attn_metadata: dict[str, Any],
-        rank: torch.Tensor | None,
-    ) -> torch.Tensor:
+        self, input_ids: Tensor, positions: Tensor, attn_metadata: dict[str, Metadata], rank: Tensor | None
+    ) -> Tensor:
         """input_ids, positions [T] -> hidden states [T, H]."""
         metadata = attn_metadata[self.layers[0].self_attn.layer_name]
         is_prefill = metadata["max_query_len"] > metadata["decode_token_threshold"]
@@ -335,12 +327,12 @@ class LlamaModel(nn.Module):
         cos, sin = self.rotary_emb(positions)  # [T, Dh/2]
         if is_prefill:
             cos = torch.cat((cos, cos), dim=-1).unsqueeze(0)  # [1, T, Dh]
-            sin = torch.cat((sin, sin), dim=-1).unsqueeze(0)
+            sin = torch.cat((sin, sin), dim=-1).unsqueeze(0)  # [1, T, Dh]
             decode_mask = None
         else:
             num_seqs = metadata["block_table_tensor"].shape[0]
             cos = cos.t().reshape(cos.shape[1], num_seqs, -1)  # [Dh/2, B, S]
-            sin = sin.t().reshape(sin.shape[1], num_seqs, -1)
+            sin = sin.t().reshape(sin.shape[1], num_seqs, -1)  # [Dh/2, B, S]
             decode_mask = self.decode_mask(positions, metadata)
 
         # >>> PARALLELISM: the embedding scatters a prefill's sequence: [T/TP, H], gathered after the norm <<<
@@ -350,7 +342,7 @@ class LlamaModel(nn.Module):
         hidden_states = self.norm(hidden_states)
         return self.tp_group.all_gather(hidden_states, dim=0) if is_prefill else hidden_states
 
-    def decode_mask(self, positions: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+    def decode_mask(self, positions: Tensor, metadata: Metadata) -> Tensor:
         """Mask of a decode step [context slots, B, Nh, S], the same for every layer."""
         num_seqs = metadata["block_table_tensor"].shape[0]
         return NF.gen_attention_decode_mask(
@@ -399,18 +391,18 @@ class LlamaForCausalLM(nn.Module):
     @torch.no_grad()
     def forward(
         self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
+        input_ids: Tensor,
+        positions: Tensor,
         *,
-        attn_metadata: dict[str, Any],
-        sampling_positions: torch.Tensor,
-        sampling_params: torch.Tensor | None = None,
+        attn_metadata: dict[str, Metadata],
+        sampling_positions: Tensor,
+        sampling_params: Tensor | None = None,
         spec_decode_metadata: Any = None,
-        logit_mask: torch.Tensor | None = None,
-        rank: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        logit_mask: Tensor | None = None,
+        rank: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: Any,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
         """One prefill or decode step.
 
         Args:
@@ -447,17 +439,20 @@ class LlamaForCausalLM(nn.Module):
         attentions = [layer.self_attn for layer in self.model.layers]
         return KVSpec(layers=[LayerSpec(a.layer_name, a.num_kv_heads, a.head_dim, dtype) for a in attentions])
 
-    def bind_kv_cache(self, kv_caches: dict[str, list[torch.Tensor]]) -> None:
+    def bind_kv_cache(self, kv_caches: dict[str, list[Tensor]]) -> None:
         """Take each layer's [k_cache, v_cache], both [blocks, Nkv, block_size, Dh].
 
         Raises:
             KeyError: A layer has no cache.
+            ValueError: The cache is quantized, or of another dtype than the model.
         """
         for layer in self.model.layers:
             attention = layer.self_attn
             if attention.layer_name not in kv_caches:
                 raise KeyError(f"no KV cache for layer {attention.layer_name}")
             attention.k_cache, attention.v_cache = kv_caches[attention.layer_name]
+            if attention.k_cache.dtype != self.config.torch_dtype:
+                raise ValueError(f"a KV cache of {attention.k_cache.dtype} is not implemented for this model")
 
     def load_weights(self, checkpoint_path: str, device: torch.device, cache_dir: str | None = None) -> None:
         """Load this rank's shard of a checkpoint (folder or hub id).
