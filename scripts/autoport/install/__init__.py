@@ -1,0 +1,1 @@
+"""Putting the skills where a coding agent looks for them."""
