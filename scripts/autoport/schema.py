@@ -274,7 +274,7 @@ class PhaseProof(msgspec.Struct, frozen=True):
     """Port against reference in one phase of the scenario.
 
     Attributes:
-        phase: ``"prefill"``, ``"segmented prefill"`` or ``"decode"``.
+        phase: ``"prefill"``, ``"segmented prefill"``, ``"decode"`` or ``"on-device sampling"``.
         positions: Number of compared positions.
         max_relative_error: Largest over the positions of max|port - ref32| / max|ref32|. None: not finite.
         worst: Where that is.
@@ -300,7 +300,7 @@ class ProofRun(msgspec.Struct, frozen=True):
     Attributes:
         phases: Empty when the port raised.
         hardware: Device rules that rank 0 met.
-        collectives: Calls by rank 0, by name.
+        collectives: Calls in one forward of rank 0 by kind, for each step and bucket, e.g. ``"prefill 64"``.
         failure: Why the run is red, its first failing phase first; empty when it is green.
         log: Output of the ranks, relative to the port's state folder.
     """
@@ -309,7 +309,7 @@ class ProofRun(msgspec.Struct, frozen=True):
     dtype: Literal["float32", "bfloat16"]
     phases: list[PhaseProof]
     hardware: list[HardwareRecord]
-    collectives: dict[str, int]
+    collectives: dict[str, dict[str, int]]
     seconds: float
     failure: str
     log: str

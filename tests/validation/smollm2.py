@@ -72,9 +72,7 @@ def hf_name(name: str) -> str:
 def to_halves(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """Rows of q or k from GGUF's order (RoPE pairs are neighbours) to the checkpoint's (pairs are half a head apart)."""
     rows, columns = weight.shape
-    return (
-        weight.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
-    )
+    return weight.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def check_config(config: dict, reader: GGUFReader) -> None:

@@ -8,6 +8,7 @@ import functools
 import importlib.metadata
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import shutil
 import signal
@@ -48,12 +49,16 @@ class Rank(msgspec.Struct, frozen=True):
     init_file: str
 
 
+class Explained(Exception):
+    """Raised by a rank's function whose message says all; the type is not repeated in the report."""
+
+
 class RankError(Exception):
     """A rank failed, or the ranks took too long.
 
     Attributes:
         log: File with the rank's output and traceback.
-        error: Type and message of the exception, without the traceback.
+        error: What went wrong, without the rank's number and the traceback.
         tail: Last lines of the log.
     """
 
@@ -65,13 +70,13 @@ class RankError(Exception):
         super().__init__(message)
 
 
-def check_installed() -> None:
-    """Check for the packages that the proof runs on, without importing them.
+def check_installed(*packages: str) -> None:
+    """Check for packages (default: torch and vLLM, which the proof runs on) without importing them.
 
     Raises:
-        Refusal: PROOF-VLLM for torch or vLLM.
+        Refusal: PROOF-VLLM for each that is missing.
     """
-    missing = [package for package in ("torch", "vllm") if not installed(package)]
+    missing = [package for package in packages or ("torch", "vllm") if not installed(package)]
     if missing:
         raise Refusal(
             *(
@@ -147,6 +152,12 @@ def _context() -> ForkServerContext:
     return context
 
 
+def warm_up() -> None:
+    """Start the server now, so that it imports while this process does something else."""
+    _context()
+    multiprocessing.forkserver.ensure_running()
+
+
 def _wait(processes: Sequence[BaseProcess], scratch: Path, log_dir: Path, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     running = list(enumerate(processes))
@@ -205,7 +216,7 @@ def _main(
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
-        message = f"{type(error).__name__}: {error}".strip()
+        message = str(error) if isinstance(error, Explained) else f"{type(error).__name__}: {error}"
         part = scratch / f"part{rank.index}"
         part.write_text(message)
         part.rename(scratch / f"error{rank.index}")

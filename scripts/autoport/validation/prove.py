@@ -1,0 +1,182 @@
+"""Runs the tiny twin through the port and through the Hugging Face class, and judges the differences."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+from autoport.schema import Architecture, PhaseProof, Proof, ProofRun
+from autoport.validation import metrics, ranks, reference
+from autoport.validation.scenario import PHASES, SAMPLING, SEQUENCES, SPANS, draw_prompts
+from autoport.validation.simulated import Dtype, SimulatedRun, Subject, run_scenario
+from autoport.validation.twin import build, shrink
+
+if TYPE_CHECKING:
+    import torch
+
+SEED = 0
+RELATIVE_ERROR_LIMIT = 1e-4  # float32, at every position; a correct port is at a few 1e-6
+R_LIMIT = 1.2  # bfloat16, the usual limit of the three-tensor comparison
+TIME_LIMIT = 600.0  # seconds for one run
+FOLDER = "proof"  # in the port's state folder
+
+
+class Reference(NamedTuple):
+    """The Hugging Face class on the twin: greedily continued prompts, logits [positions, vocab_size]."""
+
+    sequences: dict[str, list[int]]
+    logits: "dict[Dtype, dict[str, torch.Tensor]]"
+
+
+def prove(
+    subject: Subject,
+    architecture: Architecture,
+    config: dict[str, Any],
+    tp_sizes: Sequence[int],
+    not_run: dict[int, str],
+    state_dir: Path,
+) -> Proof:
+    """Prove a port at `tp_sizes`, in float32 and, where that is green, in bfloat16.
+
+    The twin and the logs of the ranks stay in ``<state_dir>/proof``.
+
+    Args:
+        config: The real model's config.json.
+        not_run: Reasons for TP sizes that are left out, for the report.
+
+    Raises:
+        Refusal: PROOF-VLLM, PROOF-CLASS or TWIN-SHRINK.
+    """
+    ranks.check_installed()
+    ranks.warm_up()
+    folder = state_dir / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    twin_config = shrink(config, architecture)
+    twin = build(twin_config, folder / "twin", SEED)
+    expected = run_reference(twin)
+    runs: list[ProofRun] = []
+    for tp_size in tp_sizes:
+        for dtype in get_args(Dtype):
+            run = prove_run(subject, twin, expected, tp_size, dtype, state_dir)
+            runs.append(run)
+            if run.failure:
+                break
+    return Proof(
+        passed=bool(runs) and not any(run.failure for run in runs),
+        ran_on="simulator",
+        reference=architecture.hf_name,
+        twin=twin_config,
+        seed=SEED,
+        max_relative_error_limit=RELATIVE_ERROR_LIMIT,
+        r_ratio_limit=R_LIMIT,
+        runs=runs,
+        not_run=not_run,
+        versions=ranks.versions(),
+    )
+
+
+def run_reference(twin: Path) -> Reference:
+    """Continue the prompts greedily in float32, then compute all logits in both dtypes."""
+    import torch
+
+    model = reference.load(twin, torch.float32)
+    prompts = draw_prompts(model.config.vocab_size, SEED)
+    sequences = {
+        name: prompt + reference.greedy(model, prompt, SEQUENCES[name].steps)
+        for name, prompt in prompts.items()
+    }
+    logits: dict[Dtype, dict[str, torch.Tensor]] = {}
+    for dtype in get_args(Dtype):
+        model = reference.load(twin, getattr(torch, dtype))
+        logits[dtype] = {name: reference.logits(model, ids) for name, ids in sequences.items()}
+    return Reference(sequences, logits)
+
+
+def prove_run(
+    subject: Subject, twin: Path, expected: Reference, tp_size: int, dtype: Dtype, state_dir: Path
+) -> ProofRun:
+    """Run the port at one TP size and dtype, and compare."""
+    log_dir = state_dir / FOLDER / f"tp{tp_size}-{dtype}"
+    started = time.monotonic()
+    observed: SimulatedRun | None = None
+    phases: list[PhaseProof] = []
+    log = log_dir / "rank0.log"
+    try:
+        observed = ranks.run(
+            run_scenario,
+            tp_size,
+            subject,
+            str(twin),
+            dtype,
+            expected.sequences,
+            log_dir=log_dir,
+            timeout=TIME_LIMIT,
+        )
+    except ranks.RankError as error:
+        failure, log = error.error, error.log
+    else:
+        phases = [compare(phase, dtype, observed.logits, expected) for phase in PHASES]
+        failure = "; ".join(phase.failure for phase in phases if phase.failure)
+        failure = failure or _hardware_failure(observed)
+    return ProofRun(
+        tp_size=tp_size,
+        dtype=dtype,
+        phases=phases,
+        hardware=observed.hardware if observed else [],
+        collectives=observed.collectives if observed else {},
+        seconds=round(time.monotonic() - started, 2),
+        failure=failure,
+        log=str(log.relative_to(state_dir)),
+    )
+
+
+def compare(
+    phase: str, dtype: Dtype, observed: "dict[tuple[str, str], torch.Tensor]", expected: Reference
+) -> PhaseProof:
+    """Judge one phase: in float32 by error and greedy tokens, in bfloat16 by R."""
+    import torch
+
+    spans = [span for span in SPANS if span.phase == phase]
+    places = [(span.sequence, position) for span in spans for position in range(span.start, span.stop)]
+    port = torch.cat([observed[phase, span.sequence] for span in spans])
+    expected32, expected16 = (
+        torch.cat([expected.logits[kind][span.sequence][span.start : span.stop] for span in spans])
+        for kind in get_args(Dtype)
+    )
+    errors = metrics.relative_errors(port, expected32)
+    worst = int(errors.argmax())
+    error = float(errors[worst])
+    # A token is sampled at the last position of a prompt and in decode.
+    sampled = [row for row, (name, at) in enumerate(places) if at >= SEQUENCES[name].prompt_length - 1]
+    differ = int((port[sampled].argmax(-1) != expected32[sampled].argmax(-1)).sum())
+    ratio = metrics.r_ratio(port, expected16, expected32, SEED) if dtype == "bfloat16" else None
+    where = "position {1} of the {0} sequence".format(*places[worst])
+
+    failures = []
+    if ratio is not None:
+        # On-device sampling has too few positions for R; its tokens were compared with the port's logits.
+        if phase != SAMPLING and (ratio.value is None or ratio.value >= R_LIMIT):
+            failures.append(
+                f"R {'not finite' if ratio.value is None else f'{ratio.value:.2f}'}, limit {R_LIMIT}"
+            )
+    else:
+        if error > RELATIVE_ERROR_LIMIT:
+            failures.append(f"relative error {error:.1e} at {where}, limit {RELATIVE_ERROR_LIMIT:.0e}")
+        if differ:
+            failures.append(f"{differ} of {len(sampled)} greedy tokens differ")
+    return PhaseProof(
+        phase=phase,
+        positions=len(places),
+        max_relative_error=error if error < float("inf") else None,
+        worst=where,
+        tokens=len(sampled),
+        tokens_differ=differ,
+        r_ratio=ratio,
+        failure=f"{phase}: {', '.join(failures)}" if failures else "",
+    )
+
+
+def _hardware_failure(observed: SimulatedRun) -> str:
+    broken = [record for record in observed.hardware if record.kind == "error"]
+    return "; ".join(f"device rule {record.operator}/{record.rule}: {record.message}" for record in broken)

@@ -1,0 +1,191 @@
+"""The port's side of the proof: the scenario on the simulator, as one tensor-parallel rank sees it."""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from autoport.schema import HardwareRecord
+from autoport.validation import scenario
+from autoport.validation.ranks import Explained, Rank
+from autoport.validation.scenario import (
+    DECODE,
+    LONG,
+    PREFILL,
+    SAMPLING,
+    SAMPLING_STEPS,
+    SEGMENTED,
+    SHORT,
+    SPLIT,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from vllm_neuron.simulator.harness import Harness
+
+    # Float32 [positions, vocab_size] by (phase, sequence), see `scenario.SPANS`.
+    Logits = dict[tuple[str, str], torch.Tensor]
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """The port that is run: `factory` is the class that ``<package>.model.<name>`` exports."""
+
+    workspace: str
+    package: str
+    name: str
+    factory: str
+
+
+class SimulatedRun(NamedTuple):
+    """What rank 0 saw.
+
+    Attributes:
+        logits: Float32 [positions, vocab_size] by (phase, sequence); all spans of the scenario.
+        hardware: Device rules that were met.
+        collectives: Calls in one forward by kind, for each step and bucket, e.g. ``"prefill 64"``.
+    """
+
+    logits: "Logits"
+    hardware: list[HardwareRecord]
+    collectives: dict[str, dict[str, int]]
+
+
+def run_scenario(
+    rank: Rank, subject: Subject, checkpoint: str, dtype: Dtype, sequences: dict[str, list[int]]
+) -> SimulatedRun:
+    """Run the port; called in a rank process.
+
+    Args:
+        checkpoint: Folder of the twin.
+        sequences: Prompt and continuation of each sequence; decode is fed the continuation.
+
+    Raises:
+        Explained: The port raised, or sampled another token than its logits say; begins with the phase.
+    """
+    from vllm_neuron.simulator import rules
+    from vllm_neuron.simulator.activate import activate
+    from vllm_neuron.simulator.overlay import overlay
+
+    activate(rank.size, rank.index, rank.init_file)
+    overlay(subject.workspace, subject.package)
+    rules.reset()
+    logits: Logits = {}
+    collectives: dict[str, dict[str, int]] = {}
+    for run in (_single_shot, _segmented, _sampled):
+        harness = run(subject, checkpoint, dtype, sequences, logits)
+        collectives |= {
+            f"{step} {bucket}": dict(report.collectives)
+            for (step, bucket), report in harness.reports.items()
+            if not harness.samples_on_device
+        }
+    return SimulatedRun(
+        logits=logits,
+        hardware=[
+            HardwareRecord(record.operator, record.kind, record.rule, record.message, record.count)
+            for record in rules.records()
+        ],
+        collectives=collectives,
+    )
+
+
+def _single_shot(
+    subject: Subject, checkpoint: str, dtype: Dtype, sequences: dict[str, list[int]], logits: "Logits"
+) -> "Harness":
+    """Two prompts in one go each, then decode steps of both in one batch."""
+    import torch
+
+    short, long = sequences["short"], sequences["long"]
+    with _phase("load"):
+        harness = _harness(subject, checkpoint, dtype)
+    with _phase(PREFILL):
+        first = harness.add(short[: SHORT.prompt_length])
+        logits[PREFILL, "short"] = harness.prefill(first)
+        second = harness.add(long[: LONG.prompt_length])
+        logits[PREFILL, "long"] = harness.prefill(second, all_positions=True)
+    with _phase(DECODE):
+        tokens = zip(short[SHORT.prompt_length :], long[LONG.prompt_length :], strict=True)
+        steps = [harness.decode([first, second], pair) for pair in tokens]
+        logits[DECODE, "short"], logits[DECODE, "long"] = torch.stack(steps, dim=1)
+    return harness
+
+
+def _segmented(
+    subject: Subject, checkpoint: str, dtype: Dtype, sequences: dict[str, list[int]], logits: "Logits"
+) -> "Harness":
+    """One prompt in two segments, then decode steps."""
+    import torch
+
+    ids = sequences["split"]
+    with _phase("load"):
+        harness = _harness(
+            subject,
+            checkpoint,
+            dtype,
+            max_model_len=scenario.SEGMENTED_MODEL_LEN,
+            num_batched_tokens_buckets=[scenario.SEGMENT_SIZE],
+            kv_segment_size=scenario.SEGMENT_SIZE,
+        )
+    with _phase(SEGMENTED):
+        sequence = harness.add(ids[: SPLIT.prompt_length])
+        logits[SEGMENTED, "split"] = harness.prefill(sequence, all_positions=True)
+    with _phase(DECODE):
+        steps = [harness.decode([sequence], [token]) for token in ids[SPLIT.prompt_length :]]
+        logits[DECODE, "split"] = torch.cat(steps)
+    return harness
+
+
+def _sampled(
+    subject: Subject, checkpoint: str, dtype: Dtype, sequences: dict[str, list[int]], logits: "Logits"
+) -> "Harness":
+    """A prompt and decode steps with greedy sampling on the device; the logits come beside the tokens."""
+    import torch
+
+    ids = sequences["short"]
+    with _phase("load"):
+        harness = _harness(subject, checkpoint, dtype, neuron_config={})
+    rows = []
+    with _phase(SAMPLING):
+        sequence = harness.add(ids[: SHORT.prompt_length])
+        sampled = harness.prefill(sequence)
+        for step in range(SAMPLING_STEPS + 1):
+            if step:
+                sampled = harness.decode([sequence], [ids[SHORT.prompt_length + step - 1]])
+            if harness.gathered_logits is None:
+                raise ValueError("no logits beside the sampled tokens, although logprobs are asked for")
+            row = harness.gathered_logits[0]
+            if row[sampled] < row.max():
+                raise ValueError(f"sampled token {int(sampled)}, the logits say {int(row.argmax())}")
+            rows.append(row)
+        logits[SAMPLING, "short"] = torch.stack(rows)
+    return harness
+
+
+def _harness(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -> "Harness":
+    import torch
+    from transformers import AutoConfig
+    from vllm_neuron.simulator.harness import Harness
+
+    factory = getattr(importlib.import_module(f"{subject.package}.model.{subject.name}"), subject.factory)
+    config = AutoConfig.from_pretrained(checkpoint)
+    config.dtype = getattr(torch, dtype)
+    defaults: dict[str, Any] = {
+        "neuron_config": {"on_device_sampling_config": None},
+        "max_model_len": scenario.SINGLE_SHOT_MODEL_LEN,
+        "num_batched_tokens_buckets": scenario.SINGLE_SHOT_BUCKETS,
+        "num_seqs_buckets": scenario.DECODE_BUCKETS,
+        "block_size": scenario.BLOCK_SIZE,
+        "num_blocks": scenario.NUM_BLOCKS,
+    }
+    return Harness(factory, config, checkpoint, dtype=config.dtype, **(defaults | options))
+
+
+@contextlib.contextmanager
+def _phase(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise Explained(f"{name}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,91 @@
+"""Step "prove": the port on the simulator against the Hugging Face class; writes proof.json."""
+
+from collections.abc import Sequence
+
+from autoport.errors import Problem, Refusal, refuse
+from autoport.port import Options, Outcome
+from autoport.schema import Facts, Plan, Proof, TpCandidate, TpPlan
+from autoport.validation.prove import prove
+from autoport.validation.ranks import check_installed
+from autoport.validation.scenario import SAMPLING
+from autoport.validation.simulated import Subject
+from autoport.workspace import Port
+
+DEFAULT_TP_SIZES = (1, 2)
+
+
+def run(port: Port, options: Options) -> Outcome:
+    plan = port.read_state("plan.json", Plan, "analyze")
+    facts = port.read_state("facts.json", Facts, "research")
+    model_dir = port.workspace.model_dir(port.name)
+    if not (model_dir / "model.py").is_file():
+        raise refuse(
+            "PORT-ORDER", "model.py is missing", model_dir, f"run 'autoport generate {port.name}' first"
+        )
+    check_installed()
+    tp_sizes, not_run = choose_tp_sizes(plan.tp, options.tp_sizes)
+    subject = Subject(
+        workspace=str(port.workspace.root),
+        package=port.workspace.package,
+        name=port.name,
+        factory=plan.architecture.hf_name,
+    )
+    proof = prove(subject, plan.architecture, facts.config, tp_sizes, not_run, port.state_dir)
+    port.write_state("proof.json", proof)
+    return Outcome("done" if proof.passed else "red", summarise(proof), data=proof)
+
+
+def choose_tp_sizes(plan: TpPlan, wanted: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+    """Return the TP sizes to prove, and why a default one is left out.
+
+    By default TP 1 (also where its number of heads is odd, R2) and TP 2 where the plan has it as valid.
+    Memory does not count: the twin is tiny.
+
+    Raises:
+        Refusal: PROOF-TP for each size in `wanted` that breaks a rule.
+    """
+    candidates = {candidate.tp_size: candidate for candidate in plan.candidates}
+    if wanted:
+        problems = [
+            Problem("PROOF-TP", f"TP {size}: {reason}", "option --tp", "choose a size that compute-tp lists")
+            for size in wanted
+            if (reason := _reason_against(candidates.get(size), allowed=("MEM",)))
+        ]
+        if problems:
+            raise Refusal(*problems)
+        return sorted(set(wanted)), {}
+    reasons = {
+        size: _reason_against(candidates.get(size), allowed=("MEM", "R2") if size == 1 else ("MEM",))
+        for size in DEFAULT_TP_SIZES
+    }
+    return [size for size in reasons if not reasons[size]], {
+        size: why for size, why in reasons.items() if why
+    }
+
+
+def _reason_against(candidate: TpCandidate | None, allowed: tuple[str, ...]) -> str:
+    if candidate is None:
+        return "not a candidate"
+    broken = [violation for violation in candidate.violations if violation.rule not in allowed]
+    return "; ".join(f"{violation.rule}: {violation.text}" for violation in broken)
+
+
+def summarise(proof: Proof) -> str:
+    """One line for the table of steps."""
+    if not proof.runs:
+        reasons = "; ".join(f"TP {size}: {reason}" for size, reason in proof.not_run.items())
+        return f"no tensor-parallel size to prove ({reasons})"
+    for run in proof.runs:
+        if run.failure:
+            return f"TP {run.tp_size} {run.dtype} fails in {run.failure} (log: {run.log})"
+    sizes = ", ".join(str(size) for size in dict.fromkeys(run.tp_size for run in proof.runs))
+    phases = [phase for run in proof.runs for phase in run.phases]
+    error = max(phase.max_relative_error or 0.0 for phase in phases if phase.r_ratio is None)
+    ratios = [phase.r_ratio for phase in phases if phase.r_ratio and phase.phase != SAMPLING]
+    worst = max(ratios, key=lambda ratio: ratio.value or 0.0)
+    slow = sum(record.count for run in proof.runs for record in run.hardware if record.kind == "fallback")
+    return (
+        f"equals {proof.reference} on the simulator at TP {sizes}: float32 error {error:.1e}, tokens equal, "
+        f"bfloat16 R {worst.value:.2f} [{worst.low:.2f}, {worst.high:.2f}]"
+        + (f"; {slow} slow-path notes" if slow else "")
+    )
