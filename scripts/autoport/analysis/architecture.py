@@ -27,8 +27,10 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
     problems = facts_problems(facts)
     dtype = port_dtype(facts, checkpoint)
     if dtype is None:
-        found = "the config gives no dtype, and most of the checkpoint has none that a port can have"
-        problems.append(Problem("SCOPE-DTYPE", found, where, f"write dtype: {' or '.join(DTYPES)}"))
+        given = facts.fields.get("dtype")
+        found = f"dtype {given.value!r} ({given.source})" if given else "no dtype, and no float checkpoint"
+        step = f"write dtype: {' or '.join(DTYPES)} in config.json"
+        problems.append(Problem("SCOPE-DTYPE", found, facts.config_file, step))
     if keys.layers:
         problems += foreign_key_problems(keys, where)
         problems += bias_problems(facts, keys, where)
@@ -39,7 +41,7 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
         problems.append(Problem("SCOPE-KEYS", found, where, "pass a checkpoint with Llama's key names"))
     if problems or dtype is None:
         raise Refusal(*problems)
-    return _assemble(facts, has_qkv_bias(keys), dtype)
+    return assemble(facts, has_qkv_bias(keys), dtype)
 
 
 def port_dtype(facts: Facts, checkpoint: Checkpoint) -> Dtype | None:
@@ -57,7 +59,7 @@ def element_bytes(dtype: Dtype) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def _assemble(facts: Facts, qkv_bias: bool, dtype: Dtype) -> Architecture:
+def assemble(facts: Facts, qkv_bias: bool, dtype: Dtype) -> Architecture:
     value = {name: fact.value for name, fact in facts.fields.items()}
     scaling = LLAMA3_PARAMETERS if value["rope_type"] == "llama3" else ()
     return Architecture(

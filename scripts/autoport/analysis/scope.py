@@ -95,9 +95,6 @@ def _feature_findings(fields: Mapping[str, Fact]) -> Iterator[Finding]:
     if window and window.value is not None:
         found = f"a sliding window of {window.value} tokens ({window.source})"
         yield "SCOPE-WINDOW", found, "if the model was trained without a window, write sliding_window: null"
-    dtype = fields.get("dtype")
-    if dtype and dtype.value not in DTYPES:
-        yield "SCOPE-DTYPE", f"dtype {dtype.value!r}", f"write {', '.join(DTYPES)} in config.json"
 
 
 def _rope_findings(fields: Mapping[str, Fact]) -> Iterator[Finding]:

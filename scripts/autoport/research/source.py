@@ -9,6 +9,7 @@ from typing import Any
 
 from autoport.errors import refuse
 
+TRANSPORTS = ("http", "requests", "urllib3")  # modules whose errors the hub client lets through
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 CONFIG_NAME = "config.json"
 
@@ -129,7 +130,7 @@ def hub_errors(repo_id: str) -> Iterator[None]:
     except (HfHubHTTPError, OSError, RuntimeError, ValueError) as error:
         raise _unreachable(repo_id, error) from error
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "requests"):
+        if not type(error).__module__.startswith(TRANSPORTS):
             raise
         raise _unreachable(repo_id, error) from error
 
@@ -154,7 +155,7 @@ def open_source(source: str) -> Source:
             SRC-HUB when the hub does not answer.
     """
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source and path.is_dir():
         return LocalSource(source, path)
     if path.is_file():
         return LocalSource(source, path.parent, only=path.name)

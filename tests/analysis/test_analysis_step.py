@@ -1,0 +1,98 @@
+"""Step 2 as a whole."""
+
+import json
+
+import pytest
+from autoport.analysis.reference import load_table
+from autoport.analysis.step import make_plan, run
+from autoport.errors import Refusal
+from autoport.port import Options
+from autoport.research.step import research
+from autoport.research.step import run as run_research
+from autoport.schema import Plan
+from autoport.workspace import Port, Workspace
+from checkpoints import llama_keys, real_config, small_config, write_checkpoint
+
+
+@pytest.fixture
+def port(tmp_path):
+    (tmp_path / "ws" / "vllm_neuron" / "model").mkdir(parents=True)
+    (tmp_path / "ws" / "vllm_neuron" / "__init__.py").touch()
+
+    def start(config, keys=None):
+        folder = write_checkpoint(tmp_path / "model", config, keys)
+        port = Port(Workspace.find(tmp_path / "ws"), "small", str(folder))
+        run_research(port, Options())
+        return port
+
+    return start
+
+
+def plan_of(tmp_path, name, **options):
+    return make_plan(
+        "small", *research(str(write_checkpoint(tmp_path, real_config(name)))), Options(**options)
+    )
+
+
+def test_the_plan_is_written_and_summed_up(port):
+    port = port(small_config())
+    outcome = run(port, Options())
+    assert outcome.status == "done"
+    assert outcome.summary.startswith("reference llama3, TP 2")
+    plan = port.read_state("plan.json", Plan, "analyze")
+    assert (plan.name, plan.class_prefix, plan.reference_model) == ("small", "Small", "llama3")
+    assert plan.tp.recommended == 2
+    assert [section.name for section in plan.sections] == list(load_table()["models"]["llama3"]["sections"])
+    assert outcome.data["tensor_parallel"] == plan.tp
+
+
+def test_a_review_waits_until_it_is_confirmed(port):
+    port = port(small_config())
+    assert run(port, Options(review=True)).status == "waiting"
+    assert port.has_state("plan.json")
+    assert run(port, Options(review=True, confirm=True)).status == "done"
+
+
+def test_no_valid_tp_is_red_with_the_reason(port):
+    port = port(real_config("smollm2-135m"))
+    outcome = run(port, Options())
+    assert outcome.status == "red"
+    assert "R2: 9 heads / 1 = 9 per rank is odd" in outcome.summary
+    relaxed = run(port, Options(relax=["even-heads"]))
+    assert relaxed.status == "done"
+    assert any(pitfall.rule == "PIT-ODD-HEADS" for pitfall in relaxed.data["pitfalls"])
+
+
+def test_a_key_that_nothing_takes_stops_before_anything_is_written(port):
+    config = small_config()
+    port = port(config, llama_keys(config) | {"model.layers.1.extra.weight": ("BF16", (4,))})
+    with pytest.raises(Refusal, match="MAP-UNEXPECTED"):
+        run(port, Options())
+    assert not port.has_state("plan.json")
+
+
+def test_sections_and_pitfalls_follow_the_model(tmp_path):
+    llama, qwen = plan_of(tmp_path / "l", "llama-3.2-1b"), plan_of(tmp_path / "q", "qwen2-7b")
+    text = {section.name: section for section in llama.sections}
+    assert "factor 32" in text["rope"].target
+    assert "rope_scaling.rope_type" in text["rope"].source
+    assert text["head"].target == "tied to the embedding"
+    assert "qkv_proj_bias" in next(section.change for section in qwen.sections if section.name == "attention")
+    assert {"PIT-ROPE-LONG", "PIT-TIED", "PIT-KV-REPLICAS"} <= {pitfall.rule for pitfall in llama.pitfalls}
+    assert {"PIT-BIAS-2D", "PIT-HEAD-DIM"} <= {pitfall.rule for pitfall in qwen.pitfalls}
+    assert "PIT-TIED" not in {pitfall.rule for pitfall in qwen.pitfalls}
+
+
+def test_context_and_batch_reach_the_plan(tmp_path):
+    small = plan_of(tmp_path, "yi-6b", context_length=1024, batch_size=1).tp
+    large = plan_of(tmp_path, "yi-6b", context_length=2048, batch_size=4).tp
+    assert large.candidates[0].kv_bytes_per_rank == 8 * small.candidates[0].kv_bytes_per_rank
+
+
+def test_the_plan_is_json_that_reads_back(port):
+    port = port(real_config("qwen2-7b"))
+    run(port, Options())
+    assert (
+        json.loads((port.state_dir / "plan.json").read_text())["architecture"]["attention"]["qkv_bias"]
+        is True
+    )

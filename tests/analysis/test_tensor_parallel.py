@@ -1,0 +1,177 @@
+"""The five rules, memory, and the recommendation."""
+
+import msgspec
+import pytest
+from autoport.analysis.architecture import describe_architecture
+from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.tensor_parallel import (
+    Dimensions,
+    WeightBytes,
+    candidate_rows,
+    candidate_sizes,
+    estimate_weight_bytes,
+    no_valid_tp,
+    plan_tensor_parallel,
+    recommendation,
+    weight_bytes,
+)
+from autoport.analysis.weight_map import build_weight_map
+from autoport.errors import Refusal
+from autoport.research.step import research
+from checkpoints import real_config, write_checkpoint
+
+YI = Dimensions(
+    num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=4, head_dim=128,
+    intermediate_size=11008, vocab_size=64000, tied=False,
+)  # fmt: skip
+QWEN2 = msgspec.structs.replace(
+    YI, num_heads=28, hidden_size=3584, num_layers=28, intermediate_size=18944, vocab_size=152064
+)
+SMOLLM2 = Dimensions(
+    num_layers=30, hidden_size=576, num_heads=9, num_kv_heads=3, head_dim=64,
+    intermediate_size=1536, vocab_size=49152, tied=True,
+)  # fmt: skip
+
+
+def plan(size, context=4096, batch=1, relax=()):
+    return plan_tensor_parallel(size, estimate_weight_bytes(size, 2), context, batch, relax)
+
+
+def rules(tp_plan):
+    return {item.tp_size: [violation.rule for violation in item.violations] for item in tp_plan.candidates}
+
+
+def valid(tp_plan):
+    return [item.tp_size for item in tp_plan.candidates if item.valid]
+
+
+def test_yi():
+    assert valid(plan(YI)) == [1, 2, 4, 8, 16]
+    assert plan(YI).recommended == 2
+
+
+def test_28_heads_on_8_cores():
+    result = plan(QWEN2)
+    assert valid(result) == [1, 2]
+    assert result.recommended == 2
+    broken = rules(result)
+    assert broken[4] == ["R2"]
+    assert "R3" in broken[7]
+    assert broken[8] == ["R1"]
+    assert "R3" in broken[14]
+    assert "R2" in broken[28]
+    four = next(item for item in result.candidates if item.tp_size == 4)
+    assert "28 heads / 4 = 7 per rank is odd" in four.violations[0].text
+
+
+def test_nine_heads_have_no_valid_size_and_a_row_for_each():
+    result = plan(SMOLLM2)
+    assert result.recommended is None
+    assert valid(result) == []
+    assert [item.tp_size for item in result.candidates] == [1, 2, 3, 4, 8, 9, 16, 32, 64]
+    assert rules(result)[1] == rules(result)[3] == ["R2"]
+    assert "R1" in rules(result)[2]
+    text = no_valid_tp(result)
+    assert "9 heads / 1 = 9 per rank is odd" in text
+    assert "even-heads" in text
+    assert all(row[2] for row in candidate_rows(result))
+
+
+def test_relaxing_even_heads_says_what_it_gives_up():
+    result = plan(SMOLLM2, relax=["even-heads"])
+    assert valid(result) == [1, 3]
+    one = result.candidates[0]
+    assert [violation.rule for violation in one.relaxed] == ["R2"]
+    assert "fused decode kernel" in one.relaxed[0].text
+    assert valid(plan(YI, relax=["even-heads"])) == [1, 2, 4, 8, 16, 32]
+
+
+def test_only_named_rules_can_be_relaxed():
+    with pytest.raises(Refusal, match="TP-RELAX"):
+        plan(YI, relax=["R1"])
+
+
+def test_when_only_one_is_valid_it_is_recommended():
+    result = plan(msgspec.structs.replace(YI, num_heads=2, num_kv_heads=1))
+    assert valid(result) == [1]
+    assert result.recommended == 1
+    assert "only valid size" in recommendation(result)
+
+
+@pytest.mark.parametrize(
+    ("change", "tp", "rule", "number"),
+    [
+        ({"num_heads": 30}, 4, "R1", "30"),
+        ({"num_heads": 12}, 4, "R2", "3"),
+        ({"num_heads": 48, "num_kv_heads": 3}, 4, "R3", "3"),
+        ({"intermediate_size": 11010}, 4, "R4", "11010"),
+        ({"vocab_size": 32002}, 4, "R5", "32004"),
+    ],
+)
+def test_each_rule_alone(change, tp, rule, number):
+    result = plan(msgspec.structs.replace(YI, **change))
+    candidate = next(item for item in result.candidates if item.tp_size == tp)
+    assert [violation.rule for violation in candidate.violations] == [rule]
+    assert number in candidate.violations[0].text
+    if rule == "R5":
+        assert "padding is not generated" in candidate.violations[0].text
+
+
+def test_more_ranks_than_kv_heads_hold_copies():
+    result = plan(msgspec.structs.replace(YI, num_heads=64, num_kv_heads=2))
+    eight = next(item for item in result.candidates if item.tp_size == 8)
+    assert eight.valid
+    assert (eight.kv_heads_per_rank, eight.kv_replicas) == (1, 4)
+    four, two = (next(item for item in result.candidates if item.tp_size == tp) for tp in (4, 2))
+    assert eight.kv_bytes_per_rank == four.kv_bytes_per_rank == two.kv_bytes_per_rank
+    assert "replicated x4" in str(candidate_rows(result))
+
+
+def test_a_size_that_does_not_divide_the_kv_heads_is_rejected():
+    result = plan(msgspec.structs.replace(YI, num_heads=96, num_kv_heads=4))
+    assert "R3" in rules(result)[6]
+
+
+def test_kv_cache_bytes():
+    one = plan(YI, context=4096, batch=3).candidates[0]
+    assert one.kv_bytes_per_rank == 32 * 2 * 4 * 128 * 4096 * 3 * 2
+
+
+def test_weights_that_do_not_fit_raise_the_recommendation():
+    size = msgspec.structs.replace(
+        YI,
+        num_layers=80,
+        hidden_size=8192,
+        num_heads=64,
+        num_kv_heads=8,
+        intermediate_size=28672,
+        vocab_size=128256,
+    )
+    result = plan(size)
+    assert [item.tp_size for item in result.candidates if "MEM" in rules(result)[item.tp_size]] == [1, 2, 4]
+    assert result.recommended == 8
+    four = next(item for item in result.candidates if item.tp_size == 4)
+    assert "35." in four.violations[0].text
+
+
+def test_weight_bytes_by_sharding():
+    weights = WeightBytes(split=1000, kv_heads=80, copied=5)
+    assert weights.per_rank(1, num_kv_heads=2) == 1085
+    assert weights.per_rank(2, num_kv_heads=2) == 500 + 40 + 5
+    assert weights.per_rank(8, num_kv_heads=2) == 125 + 40 + 5
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "yi-6b", "mistral-7b-v0.3"])
+def test_headers_and_estimate_agree_for_a_model_without_biases(tmp_path, name):
+    facts, checkpoint = research(str(write_checkpoint(tmp_path, real_config(name))))
+    architecture = describe_architecture(facts, checkpoint)
+    weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors))
+    measured = weight_bytes(weights, architecture.num_layers, checkpoint.tensors, 2)
+    assert measured == estimate_weight_bytes(Dimensions.from_facts(facts), 2)
+    untied = 0 if not architecture.head.tied else architecture.vocab_size * architecture.hidden_size * 2
+    assert measured.per_rank(1, 1) == checkpoint.total_bytes + untied
+
+
+def test_candidates():
+    assert candidate_sizes(28) == [1, 2, 4, 7, 8, 14, 16, 28, 32, 64]
+    assert max(candidate_sizes(960)) == 64

@@ -1,0 +1,148 @@
+"""The weight map, and the check in both directions that it covers the checkpoint."""
+
+import pytest
+from autoport.analysis.architecture import describe_architecture
+from autoport.analysis.coverage import check_coverage, coverage_problems
+from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.weight_map import build_weight_map, expand
+from autoport.research.step import research
+from autoport.schema import TensorHeader, WeightEntry
+from checkpoints import llama_keys, real_config, small_config, write_checkpoint
+
+
+def map_of(tmp_path, config, keys=None):
+    facts, checkpoint = research(str(write_checkpoint(tmp_path, config, keys)))
+    architecture = describe_architecture(facts, checkpoint)
+    return build_weight_map(architecture, CheckpointKeys(checkpoint.tensors)), checkpoint
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "yi-6b", "mistral-7b-v0.3", "qwen2-7b", "smollm2-135m"])
+def test_published_models_are_covered(tmp_path, name):
+    config = real_config(name)
+    weights, checkpoint = map_of(tmp_path, config)
+    assert check_coverage(weights, config["num_hidden_layers"], checkpoint).complete
+
+
+def test_the_parameters_of_a_layer(tmp_path):
+    weights, _ = map_of(tmp_path, real_config("qwen2-7b"))
+    entries = {entry.parameter: entry for entry in weights.entries}
+    layer = "model.layers.{i}."
+    qkv = entries[f"{layer}self_attn.qkv_proj_weight"]
+    assert qkv.keys == [f"{layer}self_attn.{name}_proj.weight" for name in "qkv"]
+    assert qkv.shapes == [(3584, 3584), (512, 3584), (512, 3584)]
+    assert entries[f"{layer}self_attn.qkv_proj_bias"].shapes == [(3584,), (512,), (512,)]
+    assert {name.removeprefix(layer): entry.transform for name, entry in entries.items()} == {
+        "model.embed_tokens.weight": "vocab",
+        "input_layernorm.weight": "replicated",
+        "self_attn.qkv_proj_weight": "fused_qkv",
+        "self_attn.qkv_proj_bias": "fused_qkv_bias",
+        "self_attn.o_proj_weight": "row",
+        "post_attention_layernorm.weight": "replicated",
+        "mlp.gate_proj_weight": "column",
+        "mlp.up_proj_weight": "column",
+        "mlp.down_proj_weight": "row",
+        "model.norm.weight": "replicated",
+        "lm_head.weight": "vocab",
+    }
+
+
+def test_keys_without_the_model_prefix_are_renamed(tmp_path):
+    config = small_config()
+    weights, checkpoint = map_of(tmp_path, config, llama_keys(config, prefix=""))
+    assert check_coverage(weights, 2, checkpoint).complete
+    entries = {entry.parameter: entry.keys for entry in weights.entries}
+    assert entries["model.layers.{i}.self_attn.o_proj_weight"] == ["layers.{i}.self_attn.o_proj.weight"]
+    assert entries["model.norm.weight"] == ["norm.weight"]
+    assert entries["lm_head.weight"] == ["lm_head.weight"]
+
+
+def test_a_tied_head_is_loaded_from_the_embedding(tmp_path):
+    config = small_config(tie_word_embeddings=True)
+    weights, checkpoint = map_of(tmp_path, config)
+    assert weights.entries[-1].keys == ["model.embed_tokens.weight"]
+    assert weights.ignored == []
+    assert check_coverage(weights, 2, checkpoint).complete
+
+
+def test_a_tied_head_that_was_saved_too_is_left_out_with_a_reason(tmp_path):
+    config = small_config(tie_word_embeddings=True)
+    keys = llama_keys(config) | {"lm_head.weight": ("BF16", (256, 64))}
+    weights, checkpoint = map_of(tmp_path, config, keys)
+    assert check_coverage(weights, 2, checkpoint).complete
+    (ignored,) = weights.ignored
+    assert "tied" in ignored.reason
+
+
+def test_a_tied_embedding_that_was_saved_as_the_head_only(tmp_path):
+    config = small_config(tie_word_embeddings=True)
+    keys = llama_keys(config)
+    keys["lm_head.weight"] = keys.pop("model.embed_tokens.weight")
+    weights, checkpoint = map_of(tmp_path, config, keys)
+    assert weights.entries[0].keys == ["lm_head.weight"]
+    assert check_coverage(weights, 2, checkpoint).complete
+
+
+def test_saved_rotary_frequencies_are_left_out_with_a_reason(tmp_path):
+    config = small_config()
+    keys = llama_keys(config)
+    for layer in range(2):
+        keys[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = ("F32", (8,))
+    weights, checkpoint = map_of(tmp_path, config, keys)
+    assert check_coverage(weights, 2, checkpoint).complete
+    assert "rope_theta" in weights.ignored[0].reason
+
+
+def test_the_three_lists_are_separate(tmp_path):
+    weights, checkpoint = map_of(tmp_path, small_config())
+    o_proj = "model.layers.{i}.self_attn.o_proj.weight"
+    weights.entries.append(WeightEntry("model.extra", ["model.extra.weight"], [(64,)], "replicated"))
+    weights.entries.append(WeightEntry("model.layers.{i}.copy", [o_proj], [(64, 64)], "row"))
+    checkpoint.tensors["model.rotary.weight"] = TensorHeader("F32", (1,), "model.safetensors", 4)
+    coverage = check_coverage(weights, 2, checkpoint)
+    assert coverage.missing == ["model.extra.weight"]
+    assert coverage.unexpected == ["model.rotary.weight"]
+    assert coverage.mapped_twice == [o_proj.replace("{i}", "0"), o_proj.replace("{i}", "1")]
+    problems = list(coverage_problems(coverage, 2, checkpoint))
+    assert [problem.rule for problem in problems] == ["MAP-MISSING", "MAP-UNEXPECTED", "MAP-TWICE"]
+    assert "layers 0-1" in problems[2].found
+
+
+def causes(tmp_path, config, keys):
+    weights, checkpoint = map_of(tmp_path, config, keys)
+    coverage = check_coverage(weights, config["num_hidden_layers"], checkpoint)
+    return {problem.rule: problem.found for problem in coverage_problems(coverage, 2, checkpoint)}
+
+
+def test_a_layer_too_few(tmp_path):
+    keys = llama_keys(small_config())
+    found = causes(tmp_path, small_config(num_hidden_layers=3), keys)
+    assert found.keys() == {"MAP-MISSING"}
+    assert "layers 2" in found["MAP-MISSING"]
+    assert "num_hidden_layers is too large" in found["MAP-MISSING"]
+
+
+def test_a_layer_too_many(tmp_path):
+    found = causes(tmp_path, small_config(), llama_keys(small_config(num_hidden_layers=4)))
+    assert found.keys() == {"MAP-UNEXPECTED"}
+    assert "layers 2-3" in found["MAP-UNEXPECTED"]
+    assert "num_hidden_layers is 2" in found["MAP-UNEXPECTED"]
+
+
+def test_a_key_under_another_name(tmp_path):
+    keys = llama_keys(small_config())
+    keys["backbone.norm.weight"] = keys.pop("model.norm.weight")
+    found = causes(tmp_path, small_config(), keys)
+    assert "another prefix, backbone.norm.weight" in found["MAP-MISSING"]
+
+
+def test_a_shape_that_the_config_does_not_give(tmp_path):
+    keys = llama_keys(small_config(intermediate_size=96))
+    found = causes(tmp_path, small_config(), keys)
+    assert found.keys() == {"MAP-SHAPE"}
+    assert "[64, 96]" in found["MAP-SHAPE"] or "[96, 64]" in found["MAP-SHAPE"]
+
+
+def test_expanding_names_every_layer(tmp_path):
+    weights, _ = map_of(tmp_path, small_config())
+    keys = [key for _, keys in expand(weights, 2) for key in keys]
+    assert sorted(keys) == sorted(llama_keys(small_config()))

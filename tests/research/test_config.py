@@ -1,0 +1,230 @@
+"""config.json in, facts with sources out; every fault one clear refusal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from autoport.errors import Refusal
+from autoport.research.config import load_config, read_facts
+from autoport.research.source import open_source
+from autoport.schema import Facts
+from checkpoints import real_config, small_config
+
+
+def facts_of(tmp_path: Path, config: Any) -> Facts:
+    (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return read_facts(open_source(str(tmp_path)))
+
+
+def problems_of(tmp_path: Path, config: Any) -> dict[str, str]:
+    with pytest.raises(Refusal) as caught:
+        facts_of(tmp_path, config)
+    for problem in caught.value.problems:
+        assert problem.next_step
+        assert problem.where.endswith("config.json")
+    return {problem.rule: problem.found for problem in caught.value.problems}
+
+
+def test_every_field_names_the_key_it_was_read_from(tmp_path):
+    facts = facts_of(tmp_path, real_config("llama-3.2-1b"))
+    assert facts.architecture.value == "LlamaForCausalLM"
+    assert facts.fields["num_layers"].value == 16
+    assert facts.fields["num_layers"].source == "config.json: num_hidden_layers"
+    assert facts.fields["norm_eps"].value == 1e-5
+    assert facts.fields["tie_word_embeddings"].value is True
+    assert facts.fields["dtype"].source == "config.json: torch_dtype"
+    assert facts.warnings == []
+    assert facts.unconsumed == {}
+
+
+def test_a_field_left_out_takes_the_class_default_and_says_so(tmp_path):
+    facts = facts_of(tmp_path, small_config(rms_norm_eps=..., tie_word_embeddings=...))
+    assert facts.fields["norm_eps"].value == 1e-6
+    assert facts.fields["norm_eps"].source.startswith("LlamaConfig default (transformers ")
+    assert "configuration_llama.py:" in facts.fields["norm_eps"].source
+    assert facts.fields["tie_word_embeddings"].value is False
+    assert facts.fields["tie_word_embeddings"].source.startswith("LlamaConfig default")
+
+
+@pytest.mark.parametrize("key", ["head_dim", "num_key_value_heads", "rope_scaling", "sliding_window"])
+def test_null_is_the_same_as_absent(tmp_path, key):
+    absent = facts_of(tmp_path, small_config(**{key: ...}))
+    null = facts_of(tmp_path, small_config(**{key: None}))
+    values = [{name: fact.value for name, fact in facts.fields.items()} for facts in (absent, null)]
+    values[1].pop("sliding_window", None)
+    assert values[0] == values[1]
+
+
+def test_null_switches_a_window_off_that_the_class_would_default_to(tmp_path):
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    absent = facts_of(tmp_path, small_config(**mistral))
+    assert absent.fields["sliding_window"].value == 4096
+    assert absent.fields["sliding_window"].source.startswith("MistralConfig default")
+    null = facts_of(tmp_path, small_config(**mistral, sliding_window=None))
+    assert null.fields["sliding_window"].value is None
+
+
+def test_null_for_a_required_number_falls_to_the_labelled_class_default(tmp_path):
+    assert (
+        facts_of(tmp_path, small_config(rms_norm_eps=None))
+        .fields["norm_eps"]
+        .source.startswith("LlamaConfig")
+    )
+
+
+def test_head_dim_of_the_config_wins_over_the_quotient(tmp_path):
+    given = facts_of(tmp_path, small_config(head_dim=32)).fields["head_dim"]
+    assert (given.value, given.source) == (32, "config.json: head_dim")
+    derived = facts_of(tmp_path, small_config()).fields["head_dim"]
+    assert derived.value == 16
+    assert derived.source.startswith("derived")
+
+
+def test_without_key_value_heads_every_head_has_its_own(tmp_path):
+    fact = facts_of(tmp_path, small_config(num_key_value_heads=...)).fields["num_kv_heads"]
+    assert fact.value == 4
+    assert fact.source.startswith("derived")
+
+
+def test_the_window_flag_of_qwen2_switches_its_window_off(tmp_path):
+    fact = facts_of(tmp_path, real_config("qwen2-7b")).fields["sliding_window"]
+    assert fact.value is None
+    assert "use_sliding_window" in fact.source
+    on = real_config("qwen2-7b") | {"use_sliding_window": True, "max_window_layers": 2}
+    assert facts_of(tmp_path, on).fields["sliding_window"].value == 131072
+
+
+def test_a_window_that_no_layer_has_is_none(tmp_path):
+    config = real_config("qwen2-7b") | {"use_sliding_window": True, "max_window_layers": 28}
+    fact = facts_of(tmp_path, config).fields["sliding_window"]
+    assert fact.value is None
+    assert "max_window_layers" in fact.source
+
+
+def test_layer_types_must_fit_the_layers(tmp_path):
+    config = small_config(layer_types=["full_attention"])
+    assert "1 entries for 2 layers" in problems_of(tmp_path, config)["CFG-LAYER-TYPES"]
+    config = small_config(layer_types=["linear_attention", "full_attention"])
+    assert "linear_attention" in problems_of(tmp_path, config)["CFG-LAYER-TYPES"]
+    config = small_config(layer_types=["sliding_attention", "full_attention"])
+    assert "no sliding_window" in problems_of(tmp_path, config)["CFG-LAYER-TYPES"]
+
+
+@pytest.mark.parametrize(
+    ("architectures", "found"),
+    [
+        (..., "missing"),
+        (None, "None"),
+        ([], "[]"),
+        (["LlamaForCausalLM", "LlamaModel"], "not one class name"),
+        (["LlamaModel"], "not a causal language model"),
+        (["LlamaForSequenceClassification"], "not a causal language model"),
+        (["Llama ForCausalLM"], "not one class name"),
+        ([7], "not one class name"),
+        ("LlamaForCausalLM", "LlamaForCausalLM"),
+    ],
+)
+def test_architectures_is_never_guessed(tmp_path, architectures, found):
+    with pytest.raises(Refusal) as caught:
+        facts_of(tmp_path, small_config(architectures=architectures))
+    (problem,) = caught.value.problems
+    assert problem.rule == "CFG-ARCH"
+    assert found in problem.found
+    assert '["LlamaForCausalLM"]' in problem.next_step
+
+
+def test_a_missing_model_type_is_derived_with_a_warning(tmp_path):
+    facts = facts_of(tmp_path, small_config(model_type=...))
+    assert facts.model_type.value == "llama"
+    assert facts.model_type.source.startswith("derived")
+    assert facts.warnings
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "found"),
+    [
+        ({"hidden_size": "64"}, "CFG-TYPE", "hidden_size is '64', not a whole number"),
+        ({"hidden_size": 64.0}, "CFG-TYPE", "not a whole number"),
+        ({"num_hidden_layers": True}, "CFG-TYPE", "num_hidden_layers is True"),
+        ({"num_attention_heads": -4}, "CFG-TYPE", "-4"),
+        ({"vocab_size": 0}, "CFG-TYPE", "vocab_size is 0"),
+        ({"vocab_size": 10**15}, "CFG-TYPE", "vocab_size is 1000000000000000"),
+        ({"num_hidden_layers": 10**9}, "CFG-TYPE", "not a number of layers"),
+        ({"num_key_value_heads": [2, 0]}, "CFG-TYPE", "[2, 0]"),
+        ({"rms_norm_eps": "1e-5"}, "CFG-TYPE", "not a number"),
+        ({"hidden_act": 3}, "CFG-TYPE", "hidden_act is 3"),
+        ({"tie_word_embeddings": "false"}, "CFG-TYPE", "not true or false"),
+        ({"num_key_value_heads": 3}, "CFG-GQA", "4 query heads are not a multiple of 3"),
+        ({"hidden_size": 66}, "CFG-HEAD-DIM", "66"),
+        ({"model_type": "no_such_type", "hidden_act": ...}, "CFG-MISSING", "activation has no value"),
+        ({"model_type": 3}, "CFG-MODEL-TYPE", "model_type is 3"),
+        ({"dtype": "float32"}, "CFG-CONFLICT", "dtype 'float32', torch_dtype 'bfloat16'"),
+        ({"text_config": {"hidden_size": 64}}, "CFG-NESTED", "text_config"),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path, changes, rule, found):
+    assert found in problems_of(tmp_path, small_config(**changes))[rule]
+
+
+def test_all_problems_come_at_once(tmp_path):
+    problems = problems_of(tmp_path, small_config(architectures=[], vocab_size="many", rope_theta=-1.0))
+    assert problems.keys() == {"CFG-ARCH", "CFG-TYPE", "CFG-ROPE"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "not valid JSON"),
+        ('{"vocab_size": 3', "not valid JSON"),
+        ("[1, 2]", "not an object"),
+        ('{"rms_norm_eps": NaN}', "NaN"),
+        ('{"rms_norm_eps": Infinity}', "Infinity"),
+        ("[" * 200_000, "nested too deep"),
+        ('{"a": ' * 5_000 + "1" + "}" * 5_000, "nested too deep"),
+        ('{"vocab_size": ' + "9" * 5_000 + "}", "not valid JSON"),
+        ('{"model_type": "\\ud800"}', "not valid JSON"),
+    ],
+)
+def test_text_that_is_no_config_is_one_refusal(tmp_path, text, found):
+    assert found in problems_of(tmp_path, text)["CFG-JSON"]
+
+
+def test_bytes_that_are_no_text_and_a_missing_file_are_refused(tmp_path):
+    with pytest.raises(Refusal, match="CFG-MISSING-FILE"):
+        load_config(open_source(str(tmp_path)))
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00{}")
+    with pytest.raises(Refusal, match="CFG-JSON"):
+        load_config(open_source(str(tmp_path)))
+
+
+def test_a_huge_file_is_not_read(tmp_path):
+    with open(tmp_path / "config.json", "wb") as file:
+        file.truncate(10**12)
+    source = open_source(str(tmp_path))
+    with pytest.raises(Refusal, match="CFG-SIZE"):
+        load_config(source)
+    assert source.bytes_read == 0
+
+
+def test_remote_code_is_recorded_and_not_run(tmp_path):
+    marker = tmp_path / "marker"
+    (tmp_path / "modeling_x.py").write_text(f"open({str(marker)!r}, 'w')")
+    (tmp_path / "configuration_x.py").write_text(f"open({str(marker)!r}, 'w')")
+    auto_map = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+    config = small_config(
+        auto_map=auto_map, architectures=["XForCausalLM"], model_type="x", attention_bias=False
+    )
+    assert facts_of(tmp_path, config).remote_code == auto_map
+    assert not marker.exists()
+
+
+def test_keys_that_look_semantic_and_are_not_used_are_listed(tmp_path):
+    config = small_config(embedding_multiplier=12.0, foo_scale=3.0, use_cache=True, eos_token_id=2)
+    assert facts_of(tmp_path, config).unconsumed == {"embedding_multiplier": 12.0, "foo_scale": 3.0}
+
+
+def test_a_spelling_that_the_class_does_not_read_is_not_taken(tmp_path):
+    facts = facts_of(tmp_path, small_config(layer_norm_eps=1e-3))
+    assert facts.fields["norm_eps"].value == 1e-5
+    assert facts.unconsumed == {"layer_norm_eps": 1e-3}

@@ -1,0 +1,117 @@
+"""Local folders and hub ids; the hub is a small server on this machine that serves ranges."""
+
+import http.server
+import json
+import re
+import threading
+
+import pytest
+from autoport.errors import Refusal
+from autoport.research.checkpoint import read_checkpoint
+from autoport.research.config import read_facts
+from autoport.research.source import open_source
+from checkpoints import real_config, write_checkpoint
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """The three calls of the hub that reading needs: repository, tree, and ranges of a file."""
+
+    protocol_version = "HTTP/1.1"
+    folder = None
+    sent = 0
+
+    def log_message(self, *_):
+        pass
+
+    def _json(self, value, status=200):
+        self._bytes(json.dumps(value).encode(), status, {"Content-Type": "application/json"})
+
+    def _bytes(self, data, status, headers):
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(data))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def do_GET(self):
+        path = self.path.partition("?")[0]
+        if not re.match(r"/(api/models/)?owner/model(/|$)", path):
+            self._bytes(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
+        elif "/tree/" in path:
+            files = [
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0"}
+                for file in sorted(self.folder.iterdir())
+            ]
+            self._json(files)
+        elif "/resolve/" in path:
+            first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
+            with open(self.folder / path.rpartition("/")[2], "rb") as file:
+                file.seek(first)
+                data = file.read(last - first + 1)
+            type(self).sent += len(data)
+            self._bytes(data, 206, {"Content-Range": f"bytes {first}-{last}/*"})
+        else:
+            self._json({"id": "owner/model", "sha": "0" * 40, "siblings": []})
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A running hub that serves `tmp_path/hub` as owner/model."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    handler = type("Handler", (Hub,), {"folder": folder, "sent": 0})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    use_endpoint(monkeypatch, f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.chdir(tmp_path)
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+def use_endpoint(monkeypatch, endpoint):
+    """What HF_ENDPOINT does when huggingface_hub is first imported."""
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def test_a_hub_model_is_researched_by_ranges(hub):
+    config = real_config("yi-6b")
+    write_checkpoint(hub.folder, config, shards=2)
+    source = open_source("owner/model")
+    facts = read_facts(source)
+    checkpoint = read_checkpoint(source)
+    assert facts.fields["rope_theta"].value == 5_000_000.0
+    assert checkpoint.total_bytes == 12_122_071_040
+    assert source.bytes_read == hub.sent < 1_000_000
+
+
+def test_a_model_that_the_hub_does_not_have(hub):
+    with pytest.raises(Refusal, match="SRC-MISSING") as caught:
+        open_source("owner/other")
+    assert "owner/other" in str(caught.value)
+
+
+def test_a_hub_that_does_not_answer(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    use_endpoint(monkeypatch, "http://127.0.0.1:9")
+    with pytest.raises(Refusal, match="SRC-HUB") as caught:
+        open_source("owner/model")
+    assert "127.0.0.1:9" in caught.value.problems[0].where
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "nothing", "nothing.json", "../a/b", "a/b/c", ""])
+def test_what_is_neither_a_folder_nor_a_hub_id(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal, match="SRC-MISSING"):
+        open_source(name)
+
+
+def test_a_folder_with_a_hub_ids_name_is_local(monkeypatch, tmp_path):
+    write_checkpoint(tmp_path / "owner" / "model", real_config("yi-6b"))
+    monkeypatch.chdir(tmp_path)
+    assert "config.json" in open_source("owner/model").sizes
