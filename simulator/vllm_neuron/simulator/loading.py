@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed.parallel_state import get_tp_group
 
 from vllm_neuron.model.kv_cache import KVSpec
 from vllm_neuron.model.neuron_config import NeuronConfig
@@ -24,6 +25,7 @@ def make_vllm_config(
     """
     config = VllmConfig()
     config.cache_config.block_size = block_size
+    config.parallel_config.tensor_parallel_size = get_tp_group().world_size
     config.model_config = SimpleNamespace(
         model=checkpoint_path,
         revision=None,
