@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from autoport.install.access import refusing_os_errors
 from autoport.install.bundle import bundled_skills
 from autoport.install.stamp import STAMP, file_hash, read_stamp
 
@@ -32,6 +33,7 @@ class SkillState(msgspec.Struct):
     foreign: list[str] = []
 
 
+@refusing_os_errors
 def inspect_skill(target: Path, skill: str) -> SkillState:
     """Compare the folder of `skill` in `target` with its stamp and with the bundle."""
     folder = target / skill
@@ -63,6 +65,7 @@ def inspect_skill(target: Path, skill: str) -> SkillState:
     )
 
 
+@refusing_os_errors
 def installed_skills(target: Path) -> list[str]:
     """Names of the bundle's skills, and of older ones of ours that are still in `target`."""
     own = [path.parent.name for path in sorted(target.glob(f"*/{STAMP}")) if not path.parent.is_symlink()]

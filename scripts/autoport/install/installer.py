@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from autoport.errors import Problem, Refusal
+from autoport.install.access import refusing_os_errors, write_problem
 from autoport.install.bundle import MAIN_SKILL, bundled_skills, link_targets
 from autoport.install.folder import SkillState, generated_folders, hashes, inspect_skill, installed_skills
 from autoport.install.stamp import STAMP, Stamp, file_hash, read_stamp
@@ -27,6 +28,7 @@ class Change(msgspec.Struct):
     foreign: list[str] = []
 
 
+@refusing_os_errors
 def install(target: Path, link: bool = False, dry_run: bool = False, force: bool = False) -> list[Change]:
     """Bring the skills in `target` to the state of the bundle; nothing changes where any of them is refused.
 
@@ -37,7 +39,7 @@ def install(target: Path, link: bool = False, dry_run: bool = False, force: bool
 
     Raises:
         Refusal: INSTALL-FOREIGN for a folder, link or file that is not ours, INSTALL-EDITED for edited files,
-            INSTALL-LINK where a link cannot be made, INSTALL-WRITE when `target` cannot be written,
+            INSTALL-LINK where a link cannot be made, INSTALL-WRITE when `target` cannot be used,
             INSTALL-VERIFY when a copy differs from the bundle.
     """
     links = link_targets() if link else {}
@@ -49,7 +51,7 @@ def install(target: Path, link: bool = False, dry_run: bool = False, force: bool
     changes = [_planned(state, links.get(state.skill)) for state in states]
     if dry_run:
         return changes
-    with _refusing_write_errors(target), _staging(target) as staging:
+    with _staging(target) as staging:
         for change in changes:
             if change.action in ("install", "update"):
                 _stage(change.skill, staging / change.skill)
@@ -59,12 +61,13 @@ def install(target: Path, link: bool = False, dry_run: bool = False, force: bool
     return changes
 
 
+@refusing_os_errors
 def uninstall(target: Path, dry_run: bool = False, force: bool = False) -> list[Change]:
     """Remove what `install` put into `target`; files of other origin stay, and are listed.
 
     Raises:
         Refusal: INSTALL-EDITED for edited files (not with `force`), INSTALL-WRITE when `target` cannot be
-            written.
+            used.
     """
     states = [inspect_skill(target, skill) for skill in installed_skills(target)]
     states = [state for state in states if state.state not in ("absent", "foreign")]
@@ -78,9 +81,8 @@ def uninstall(target: Path, dry_run: bool = False, force: bool = False) -> list[
         for state in states
     ]
     if not dry_run:
-        with _refusing_write_errors(target):
-            for state in states:
-                _remove(Path(state.folder))
+        for state in states:
+            _remove(Path(state.folder))
     return changes
 
 
@@ -119,24 +121,20 @@ def _edit_problems(state: SkillState, force: bool) -> list[Problem]:
 
 
 def _write_problems(target: Path, states: list[SkillState]) -> list[Problem]:
-    existing = next(path for path in (target, *target.parents) if path.exists())
-    folders = {existing: None}
+    """The first folder that cannot be written: above or at `target`, else in each skill."""
+    groups = [[next(path for path in (target, *target.parents) if path.exists())]]
     for state in states:
         folder = Path(state.folder)
         if folder.is_dir() and not folder.is_symlink():
-            files = bundled_skills().get(state.skill, {})
-            folders |= dict.fromkeys(path for file in files if (path := (folder / file).parent).exists())
-    return [
-        _write_problem("not writable" if path.is_dir() else "not a folder", path)
-        for path in folders
-        if not (path.is_dir() and os.access(path, os.W_OK | os.X_OK))
-    ]
-
-
-def _write_problem(found: object, where: object) -> Problem:
-    return Problem(
-        "INSTALL-WRITE", str(found), str(where), "change its permissions, or install in another --scope"
-    )
+            parents = sorted({(folder / file).parent for file in bundled_skills().get(state.skill, {})})
+            groups.append([path for path in parents if path.is_dir()])
+    problems = []
+    for group in groups:
+        for path in group:
+            if not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
+                problems.append(write_problem("not writable" if path.is_dir() else "not a folder", path))
+                break
+    return problems
 
 
 def _planned(state: SkillState, link_to: Path | None) -> Change:
@@ -160,14 +158,6 @@ def _planned(state: SkillState, link_to: Path | None) -> Change:
 
 
 # --- Do -----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _refusing_write_errors(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Refusal(_write_problem(error.strerror or error, error.filename or target)) from error
 
 
 @contextlib.contextmanager
