@@ -9,6 +9,7 @@ import functools
 import keyword
 import math
 import re
+import shlex
 import subprocess
 import sys
 from typing import Any
@@ -110,6 +111,11 @@ def code_span(value: Any) -> Checked:
     return Checked("`" + "".join(char for char in line if char.isprintable() and char not in "`|") + "`")
 
 
+def shell(value: Any) -> Checked:
+    """One word of a POSIX shell command."""
+    return Checked(shlex.quote("".join(char for char in str(value) if char.isprintable())))
+
+
 def comment(value: Any) -> Checked:
     """Words for a comment or docstring: quotes, backslashes and line breaks become spaces."""
     line = " ".join(re.sub(r"[\"'\\]", " ", str(value)).split())
@@ -133,7 +139,7 @@ def environment() -> SandboxedEnvironment:
         keep_trailing_newline=True,
         finalize=_only_checked,
     )
-    for name_filter in (py, identifier, weight_name, weight_keys, markdown, code_span, comment):
+    for name_filter in (py, identifier, weight_name, weight_keys, markdown, code_span, shell, comment):
         env.filters[name_filter.__name__] = name_filter
     return env
 

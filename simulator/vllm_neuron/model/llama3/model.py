@@ -451,8 +451,10 @@ class LlamaForCausalLM(nn.Module):
             if attention.layer_name not in kv_caches:
                 raise KeyError(f"no KV cache for layer {attention.layer_name}")
             attention.k_cache, attention.v_cache = kv_caches[attention.layer_name]
-            if attention.k_cache.dtype != self.config.torch_dtype:
-                raise ValueError(f"a KV cache of {attention.k_cache.dtype} is not implemented for this model")
+            if (dtype := attention.k_cache.dtype) != self.config.torch_dtype:
+                raise ValueError(
+                    f"a KV cache of {dtype} for a model of {self.config.torch_dtype} is not implemented"
+                )
 
     def load_weights(self, checkpoint_path: str, device: torch.device, cache_dir: str | None = None) -> None:
         """Load this rank's shard of a checkpoint (folder or hub id).

@@ -1,0 +1,83 @@
+"""Step 6: the example script, the results file, the model's README and the logit test."""
+
+import math
+
+from autoport.codegen.features import feature_rows, tp_sizes
+from autoport.codegen.render import render, render_python
+from autoport.port import Options, Outcome
+from autoport.schema import Plan
+from autoport.workspace import Port
+
+EXAMPLE_MODEL_LEN = (
+    1024  # tokens; enough for the example's prompts
+)
+LOGIT_TEST_MODEL_LEN = 256  # tokens; the length of the plugin's own logit tests
+KERNEL_MULTIPLE = 128  # the decode kernel takes contexts that are a multiple of this
+
+
+def run(port: Port, options: Options) -> Outcome:
+    """Write the files; one that was edited since it was generated is refused unless `options.force`."""
+    plan = port.read_state("plan.json", Plan, "analyze")
+    files = {**documents(port, plan), **readme(port, plan)}
+    changed = port.write_files("document", files, options.force)
+    return Outcome("done", f"{len(changed)} of {len(files)} files changed", files=changed)
+
+
+def documents(port: Port, plan: Plan) -> dict[str, str]:
+    """Everything but the README: text by path below the workspace."""
+    example = f"examples/vllm_neuron/models/{port.name}"
+    context = _context(port, plan)
+    return {
+        f"{example}/run.py": render_python("docs/run.py.j2", **context),
+        f"{example}/results/results.md": render("docs/results.md.j2", **context),
+        f"test/vllm_neuron/model/{port.name}/bf16/e2e/test_logits.py": render_python(
+            "tests/test_logits.py.j2", **context
+        ),
+    }
+
+
+def readme(port: Port, plan: Plan) -> dict[str, str]:
+    """The README's text by its path below the workspace."""
+    path = f"{port.workspace.package}/model/{port.name}/README.md"
+    context = _context(port, plan) | {
+        "arch": plan.architecture,
+        "rope": _rope_text(plan),
+        "reference": plan.reference_model,
+        "differences": [section for section in plan.sections if section.change not in ("", "none")],
+        "pitfalls": plan.pitfalls,
+        "features": feature_rows(port, plan),
+        "tp_sizes": tp_sizes(plan),
+    }
+    return {path: render("docs/README.md.j2", **context)}
+
+
+def _context(port: Port, plan: Plan) -> dict[str, object]:
+    tp_size = default_tp_size(plan)
+    longest = plan.architecture.max_position_embeddings
+    return {
+        "name": port.name,
+        "prefix": plan.class_prefix,
+        "source": plan.source,
+        "hf_name": plan.architecture.hf_name,
+        "tp_size": tp_size,
+        "max_model_len": model_len(EXAMPLE_MODEL_LEN, longest, tp_size),
+        "logit_test_model_len": model_len(LOGIT_TEST_MODEL_LEN, longest, tp_size),
+    }
+
+
+def model_len(wanted: int, longest: int, tp_size: int) -> int:
+    """A length in tokens near `wanted`, at most `longest`, that the kernels take and that divides by TP."""
+    multiple = math.lcm(KERNEL_MULTIPLE, tp_size)
+    return -(-min(wanted, longest // multiple * multiple) // multiple) * multiple or longest
+
+
+def default_tp_size(plan: Plan) -> int:
+    """The recommended size; without one the smallest that the rules allow; without that, 1."""
+    valid = [candidate.tp_size for candidate in plan.tp.candidates if candidate.valid]
+    return plan.tp.recommended or min(valid, default=1)
+
+
+def _rope_text(plan: Plan) -> str:
+    rope = plan.architecture.rope
+    numbers = {"theta": rope.theta} | rope.parameters
+    return f"{rope.kind} ({', '.join(f'{name} {number:g}' for name, number in numbers.items())})"
