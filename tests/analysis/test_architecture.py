@@ -83,7 +83,7 @@ def test_kv_heads_are_checked_against_the_projections(tmp_path):
     assert "write num_key_value_heads: 1" in problem.next_step
 
 
-# --- Biases -------------------------------------------------------------------------------------------------------
+# --- Biases ---
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
@@ -133,7 +133,7 @@ def test_biases_everywhere_are_refused_one_by_one(tmp_path):
     assert "mlp.up_proj.bias" in found
 
 
-# --- Head ---------------------------------------------------------------------------------------------------------
+# --- Head ---
 
 
 def test_an_untied_head_must_be_there(tmp_path):
@@ -153,7 +153,7 @@ def test_a_tied_head_that_differs_is_refused(tmp_path):
     assert "tie_word_embeddings: false" in problem.next_step
 
 
-# --- Out of scope -------------------------------------------------------------------------------------------------
+# --- Out of scope ---
 
 
 @pytest.mark.parametrize(

@@ -237,14 +237,15 @@ def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
             verdict += " (recommended)"
         reasons = [f"{item.rule}: {item.text}" for item in candidate.violations]
         reasons += [f"{item.rule} relaxed: {item.text}" for item in candidate.relaxed]
-        kv = str(candidate.kv_heads_per_rank)
-        if candidate.kv_replicas > 1:
-            kv += f" (replicated x{candidate.kv_replicas})"
-        sizes = [
-            f"{number / 1e9:.2f} GB"
-            for number in (candidate.weight_bytes_per_rank, candidate.kv_bytes_per_rank)
-        ]
-        rows.append((str(candidate.tp_size), verdict, "\n".join(reasons), kv, *sizes))
+        if all(violation.rule == "MEM" for violation in candidate.violations):
+            kv = str(candidate.kv_heads_per_rank)
+            if candidate.kv_replicas > 1:
+                kv += f" (replicated x{candidate.kv_replicas})"
+            sizes = [candidate.weight_bytes_per_rank, candidate.kv_bytes_per_rank]
+            numbers = [kv, *(f"{size / 1e9:.2f} GB" for size in sizes)]
+        else:
+            numbers = ["", "", ""]
+        rows.append((str(candidate.tp_size), verdict, "\n".join(reasons), *numbers))
     return rows
 
 
