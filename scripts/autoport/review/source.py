@@ -1,0 +1,358 @@
+"""A port's Python files as syntax trees, and what calls what in them. Nothing is imported."""
+
+import ast
+import collections
+import functools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from autoport.errors import Problem, Refusal
+from autoport.review.syntax import assigned, dotted, names_in, self_attribute, walk
+
+Def = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class SourceFile:
+    """One parsed file.
+
+    Attributes:
+        relative: Path below the workspace's root, with forward slashes.
+        classes: Top-level classes by name.
+        functions: Top-level functions by name.
+        imports: Local name -> dotted origin; relative origins start with a dot (``.config.YiConfig``).
+    """
+
+    def __init__(self, path: Path, root: Path):
+        """Raises: SyntaxError, ValueError, OSError."""
+        self.path = path
+        self.relative = path.relative_to(root).as_posix()
+        self.text = path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.text, filename=str(path))
+        self.classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
+        self.functions = {node.name: node for node in self.tree.body if isinstance(node, Def)}
+        self.imports = _imports(self.tree)
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.relative}:{getattr(node, 'lineno', 1)}"
+
+    @functools.cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)}
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around `node`, innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            for alias in node.names:
+                separator = "" if module.endswith(".") else "."
+                names[alias.asname or alias.name] = f"{module}{separator}{alias.name}"
+    return names
+
+
+class Class(NamedTuple):
+    file: SourceFile
+    node: ast.ClassDef
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def at(self) -> str:
+        return self.file.at(self.node)
+
+
+class Function(NamedTuple):
+    """A function or method. `owner` is the class it was looked up on, None for a module-level function."""
+
+    file: SourceFile
+    node: Def
+    owner: Class | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner.name}.{self.node.name}" if self.owner else self.node.name
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters, without ``self`` or ``cls``."""
+        arguments = self.node.args
+        names = [
+            argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        ]
+        return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+class PortSource:
+    """All Python files of a port's model folder."""
+
+    def __init__(self, files: list[SourceFile]):
+        self.files = files
+        self._by_module = {file.path.stem: file for file in files}
+
+    @classmethod
+    def load(cls, folder: Path, root: Path) -> "PortSource":
+        """Parse every ``*.py`` directly in `folder`.
+
+        Raises:
+            Refusal: REV-SYNTAX with every file that cannot be read or parsed.
+        """
+        files, problems = [], []
+        for path in sorted(folder.glob("*.py")):
+            try:
+                files.append(SourceFile(path, root))
+            except (SyntaxError, ValueError, OSError) as error:
+                problems.append(
+                    Problem(
+                        "REV-SYNTAX",
+                        f"cannot be parsed: {error}",
+                        str(path),
+                        "correct the file, then review again",
+                    )
+                )
+        if problems:
+            raise Refusal(*problems)
+        return cls(files)
+
+    # --- Classes -----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def classes(self) -> list[Class]:
+        return [Class(file, node) for file in self.files for node in file.classes.values()]
+
+    @functools.cached_property
+    def modules(self) -> list[Class]:
+        """Classes of the implementation that have a forward; factories, which only delegate, are left out."""
+        return [cls for cls in self.classes if self.method(cls, "forward") and not self.is_factory(cls)]
+
+    @functools.cached_property
+    def heads(self) -> list[Class]:
+        """The classes that the runner calls: they load weights and describe the KV cache."""
+        return [
+            cls
+            for cls in self.modules
+            if self.method(cls, "load_weights") and self.method(cls, "get_kv_spec")
+        ]
+
+    @functools.cached_property
+    def factories(self) -> list[Class]:
+        return [cls for cls in self.classes if self.is_factory(cls)]
+
+    def is_factory(self, cls: Class) -> bool:
+        """Whether the class only selects an implementation."""
+        return cls.file.path.stem.startswith("factory") and self.method(cls, "from_configs") is not None
+
+    def find_class(self, file: SourceFile, name: str) -> Class | None:
+        """The class that `name` stands for in `file`, when it is defined in this port."""
+        if name in file.classes:
+            return Class(file, file.classes[name])
+        other, original = self._imported(file, name)
+        return Class(other, other.classes[original]) if other and original in other.classes else None
+
+    def _imported(self, file: SourceFile, name: str) -> tuple[SourceFile | None, str]:
+        """The file of this port that `name` is imported from, and its name there."""
+        module, _, original = file.imports.get(name, "").rpartition(".")
+        folder = file.path.parent.name
+        stem = module.rpartition(".")[2]
+        if stem and (module == f".{stem}" or module.endswith(f".{folder}.{stem}")):
+            return self._by_module.get(stem), original
+        return None, original
+
+    def bases(self, cls: Class) -> Iterator[Class]:
+        """The class and its bases in this port, in method resolution order (single inheritance)."""
+        seen: set[ast.ClassDef] = set()
+        queue = [cls]
+        while queue:
+            current = queue.pop(0)
+            if current.node in seen:
+                continue
+            seen.add(current.node)
+            yield current
+            for base in current.node.bases:
+                found = self.find_class(current.file, base.id) if isinstance(base, ast.Name) else None
+                if found:
+                    queue.append(found)
+
+    def method(self, cls: Class, name: str) -> Function | None:
+        for base in self.bases(cls):
+            for node in base.node.body:
+                if isinstance(node, Def) and node.name == name:
+                    return Function(base.file, node, cls)
+        return None
+
+    def methods(self, cls: Class) -> Iterator[Function]:
+        seen = set()
+        for base in self.bases(cls):
+            for node in base.node.body:
+                if isinstance(node, Def) and node.name not in seen:
+                    seen.add(node.name)
+                    yield Function(base.file, node, cls)
+
+    # --- Attributes --------------------------------------------------------------------------------
+
+    def assignments(self, cls: Class, attribute: str) -> list[tuple[Function, ast.expr]]:
+        """Every value that a method of the class assigns to ``self.<attribute>``."""
+        found = []
+        for function in self.methods(cls):
+            for node in walk(function.node):
+                targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+                if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+                    continue
+                if any(self_attribute(target) == attribute for target in targets if target is not None):
+                    found.append((function, node.value))
+        return found
+
+    def attribute_types(self, cls: Class, attribute: str) -> list[tuple[str, Class | None]]:
+        """Classes of ``self.<attribute>``: (dotted name, class when it is defined in this port).
+
+        For a `ModuleList` these are the classes of its elements.
+        """
+        found = []
+        for function, value in self.assignments(cls, attribute):
+            for call in _constructed(value):
+                name = dotted(call.func)
+                local = self.find_class(function.file, name) if "." not in name else None
+                found.append((name, local))
+        return found
+
+    def type_of(self, function: Function, node: ast.expr) -> Class | None:
+        """Class of an expression such as ``self.mlp``, ``self.layers[0].self_attn`` or a loop variable.
+
+        A list has the class of its elements.
+        """
+        if isinstance(node, ast.Subscript):
+            return self.type_of(function, node.value)
+        if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+            return self.type_of(function, node.elt)
+        if isinstance(node, ast.Name):
+            if node.id == "self":
+                return function.owner
+            loop = _loop_over(function.node, node.id)
+            values = [loop] if loop is not None else assigned(function.node, node.id)
+            values = [value for value in values if node.id not in names_in(value)]
+            return next((found for value in values if (found := self.type_of(function, value))), None)
+        if isinstance(node, ast.Attribute):
+            owner = self.type_of(function, node.value)
+            if owner:
+                return next((local for _, local in self.attribute_types(owner, node.attr) if local), None)
+        return None
+
+    # --- Calls -------------------------------------------------------------------------------------
+
+    def resolve(self, function: Function, target: ast.expr) -> list[Function]:
+        """The functions of this port that calling `target` may run.
+
+        A method, a module's forward, a module-level function, or what a local name was set to.
+        """
+        if isinstance(target, ast.IfExp):
+            return self.resolve(function, target.body) + self.resolve(function, target.orelse)
+        if isinstance(target, ast.Name):
+            if target.id in function.file.functions:
+                return [Function(function.file, function.file.functions[target.id], None)]
+            other, original = self._imported(function.file, target.id)
+            if other and original in other.functions:
+                return [Function(other, other.functions[original], None)]
+            values = [
+                value for value in assigned(function.node, target.id) if target.id not in names_in(value)
+            ]
+            values = [value for value in values if isinstance(value, (ast.Attribute, ast.IfExp))]
+            found = [item for value in values for item in self.resolve(function, value)]
+            if found:
+                return found
+        if isinstance(target, ast.Attribute):
+            owner = self.type_of(function, target.value)
+            if isinstance(target.value, ast.Name):
+                if target.value.id in ("self", "cls"):
+                    owner = function.owner
+                else:
+                    owner = self.find_class(function.file, target.value.id) or owner
+            method = self.method(owner, target.attr) if owner else None
+            if method:
+                return [method]
+        child = self.type_of(function, target)
+        forward = self.method(child, "forward") if child else None
+        return [forward] if forward else []
+
+    def reachable(self, roots: Iterable[Function], nested: bool = True) -> list[Function]:
+        """The roots and every function of this port that they call, in order of discovery."""
+        found: dict[tuple[ast.AST, ast.AST | None], Function] = {}
+        queue = collections.deque(roots)
+        while queue:
+            function = queue.popleft()
+            key = (function.node, function.owner.node if function.owner else None)
+            if key in found:
+                continue
+            found[key] = function
+            for node in walk(function.node, nested):
+                if isinstance(node, ast.Call):
+                    queue.extend(self.resolve(function, node.func))
+        return list(found.values())
+
+    @functools.cached_property
+    def forward_path(self) -> list[Function]:
+        """Every function that runs inside a forward."""
+        return self.reachable(function for cls in self.modules if (function := self.method(cls, "forward")))
+
+    @functools.cached_property
+    def constructor_path(self) -> list[Function]:
+        """Every function that runs while a module is constructed."""
+        roots = (function for cls in self.modules if (function := self.method(cls, "__init__")))
+        return [
+            function for function in self.reachable(roots, nested=False) if function.node.name != "forward"
+        ]
+
+    @functools.cached_property
+    def load_path(self) -> list[Function]:
+        """Every function that runs while weights are loaded."""
+        return self.reachable(
+            function for cls in self.heads if (function := self.method(cls, "load_weights"))
+        )
+
+
+def _constructed(value: ast.expr) -> list[ast.Call]:
+    """The constructor calls in a value: ``X(...)``, ``X(...) if c else Y(...)``, ``ModuleList([X(...)])``."""
+    if isinstance(value, ast.IfExp):
+        return _constructed(value.body) + _constructed(value.orelse)
+    if not isinstance(value, ast.Call):
+        return []
+    if dotted(value.func).rpartition(".")[2] not in ("ModuleList", "Sequential"):
+        return [value]
+    found: list[ast.Call] = []
+    for argument in value.args:
+        if isinstance(argument, (ast.GeneratorExp, ast.ListComp)):
+            found += _constructed(argument.elt)
+        elif isinstance(argument, (ast.List, ast.Tuple)):
+            for element in argument.elts:
+                found += _constructed(element)
+        else:
+            found += _constructed(argument)
+    return found
+
+
+def _loop_over(function: Def, name: str) -> ast.expr | None:
+    """What the loop variable `name` runs over (``enumerate`` and ``zip`` of one thing seen through)."""
+    for node in walk(function):
+        if not isinstance(node, (ast.For, ast.comprehension)):
+            continue
+        target, iterable = node.target, node.iter
+        if isinstance(iterable, ast.Call) and dotted(iterable.func) == "enumerate" and iterable.args:
+            iterable = iterable.args[0]
+            if isinstance(target, ast.Tuple) and len(target.elts) == 2:
+                target = target.elts[1]
+        if isinstance(target, ast.Name) and target.id == name:
+            return iterable
+    return None

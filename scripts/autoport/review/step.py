@@ -1,0 +1,141 @@
+"""Step 7: check the port's files against the checklists; writes review.json."""
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+import autoport.review.checks  # noqa: F401  (registers the checks)
+from autoport.errors import refuse
+from autoport.port import Options, Outcome
+from autoport.review.checklist import Rule, load_checklists
+from autoport.review.finding import CHECKS, Finding, NotApplicable, NotChecked, Subject
+from autoport.review.source import PortSource, SourceFile
+from autoport.schema import Checkpoint, Facts, Plan
+from autoport.workspace import Port, read_json
+
+RuleStatus = Literal["pass", "fail", "judge", "not checked", "not applicable"]
+
+
+class RuleResult(msgspec.Struct):
+    """What became of one rule.
+
+    Attributes:
+        status: ``judge`` where a reader has to answer `question` at each finding; ``not checked`` where the
+            check needs something that is missing; ``not applicable`` where the port has nothing of the kind.
+        reason: Why it was not checked or does not apply.
+    """
+
+    id: str
+    checklist: str
+    severity: str
+    title: str
+    status: RuleStatus
+    findings: list[Finding] = []
+    reason: str = ""
+    question: str = ""
+    text: str = ""
+    why: str = ""
+
+
+class Review(msgspec.Struct):
+    """review.json. `status` is red when a rule of severity ``error`` failed."""
+
+    name: str
+    status: Literal["done", "red"]
+    counts: dict[str, int]
+    rules: list[RuleResult]
+
+
+def run(port: Port, options: Options) -> Outcome:
+    """Review the port, whether it was generated or written by hand.
+
+    Raises:
+        Refusal: REV-NONE when there is no model folder, REV-SYNTAX for files that cannot be parsed, and
+            faults of the checklists.
+    """
+    review = review_port(subject_of(port))
+    path = port.write_state("review.json", review)
+    return Outcome(
+        review.status, summarize(review), data=review, files=[str(path.relative_to(port.workspace.root))]
+    )
+
+
+def subject_of(port: Port) -> Subject:
+    folder = port.workspace.model_dir(port.name)
+    if not any(folder.glob("*.py")):
+        raise refuse(
+            "REV-NONE",
+            "there is no Python file",
+            folder,
+            f"write the port first: autoport port {port.name} SOURCE",
+        )
+    root = port.workspace.root
+
+    def state(filename: str, kind: type) -> object:
+        return read_json(port.state_dir / filename, kind) if port.has_state(filename) else None
+
+    try:
+        registry = SourceFile(port.workspace.registry_path, root)
+    except (OSError, SyntaxError, ValueError):
+        registry = None
+    return Subject(
+        port.workspace,
+        port.name,
+        PortSource.load(folder, root),
+        registry,
+        plan=state("plan.json", Plan),  # type: ignore[arg-type]
+        facts=state("facts.json", Facts),  # type: ignore[arg-type]
+        checkpoint=state("checkpoint.json", Checkpoint),  # type: ignore[arg-type]
+    )
+
+
+def review_port(subject: Subject) -> Review:
+    """Decide every rule of every checklist."""
+    results = [
+        _decide(subject, stem, rule)
+        for stem, checklist in load_checklists().items()
+        for rule in checklist.rules
+    ]
+    red = any(result.status == "fail" and result.severity == "error" for result in results)
+    return Review(subject.name, "red" if red else "done", dict(Counter(r.status for r in results)), results)
+
+
+def _decide(subject: Subject, checklist: str, rule: Rule) -> RuleResult:
+    result = RuleResult(
+        id=rule.id,
+        checklist=checklist,
+        severity=rule.severity,
+        title=rule.title,
+        status="pass",
+        question=rule.question or "",
+        text=rule.text,
+        why=rule.why,
+    )
+    try:
+        result.findings = CHECKS[rule.check](subject, **rule.parameters)
+    except NotApplicable as reason:
+        result.status, result.reason = "not applicable", str(reason)
+        return result
+    except NotChecked as reason:
+        result.status, result.reason = "not checked", str(reason)
+        return result
+    statuses = {finding.status for finding in result.findings}
+    result.status = "fail" if "fail" in statuses else "judge" if "judge" in statuses else "pass"
+    return result
+
+
+def summarize(review: Review) -> str:
+    """One line: how many rules passed, which failed, how many are left to a reader."""
+    failed = [result for result in review.rules if result.status == "fail"]
+    errors = [result.id for result in failed if result.severity == "error"]
+    warnings = [result.id for result in failed if result.severity == "warning"]
+    parts = [f"{review.counts.get('pass', 0)} rules passed"]
+    if errors:
+        parts.append(f"{len(errors)} failed ({', '.join(errors)})")
+    if warnings:
+        parts.append(f"{len(warnings)} warnings ({', '.join(warnings)})")
+    for status, text in (("judge", "to judge"), ("not checked", "not checked")):
+        if review.counts.get(status):
+            parts.append(f"{review.counts[status]} {text}")
+    return ", ".join(parts)
