@@ -9,13 +9,18 @@ import copy
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autoport.errors import refuse
+from autoport.analysis.architecture import assemble
+from autoport.analysis.scope import facts_problems
+from autoport.errors import Refusal, refuse
+from autoport.research.config import read_facts
+from autoport.research.source import open_source
 from autoport.schema import Architecture, Rope
 from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SPLIT
 from autoport.workspace import write_atomic
@@ -279,3 +284,27 @@ def _query_key_matrices(model: "PreTrainedModel") -> "Iterator[torch.nn.Paramete
         for name, parameter in module.named_parameters():
             if parameter.ndim >= 2 and re.match(r"[qk]", name):
                 yield parameter
+
+
+def build_from(source: str, folder: Path, seed: int) -> Path:
+    """Build the twin of a model of which only the config is read.
+
+    Args:
+        source: config.json, its folder, or a hub id.
+        folder: A new or empty folder. It appears only when the checkpoint is complete.
+
+    Raises:
+        Refusal: TWIN-EXISTS, TWIN-SHRINK, PROOF-CLASS, or what research finds wrong with the config.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise refuse("TWIN-EXISTS", "not an empty folder", folder, "pass a new folder")
+    facts = read_facts(open_source(source))
+    problems = facts_problems(facts)
+    if problems:
+        raise Refusal(*problems)
+    # Biases and dtype are the checkpoint's; neither changes the sizes.
+    config = shrink(facts.config, assemble(facts, qkv_bias=False, dtype="bfloat16"))
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    build(config, part, seed)
+    return part.replace(folder)
