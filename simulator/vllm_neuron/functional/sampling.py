@@ -96,7 +96,8 @@ def _probabilities(values: torch.Tensor, top_k: torch.Tensor, temperature: torch
 
 def _top_p(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Drop sorted tokens from the one on whose cumulative probability exceeds top_p, but never the first."""
-    beyond = cumsum(probs) > top_p.to(probs.dtype)
+    # At 1 the sum may exceed top_p by rounding alone.
+    beyond = (cumsum(probs) > top_p.to(probs.dtype)) & (top_p < 1.0)
     first = torch.arange(probs.shape[1], device=probs.device) == 0
     probs = probs.masked_fill(beyond & ~first, 0.0)
     return probs / probs.sum(dim=1, keepdim=True)
