@@ -13,6 +13,7 @@ from autoport.cli import (
     generate,
     init_workspace,
     inspect,
+    install,
     port,
     prove,
     register,
@@ -20,6 +21,7 @@ from autoport.cli import (
     review,
     status,
     twin,
+    uninstall,
 )
 from autoport.cli.output import report_refusal
 from autoport.errors import ExitCode, Refusal
@@ -48,6 +50,8 @@ for module in (
     init_workspace,
     twin,
     demo,
+    install,
+    uninstall,
 ):
     app.command(module.__name__.rpartition(".")[2].replace("_", "-"))(module.command)
 
