@@ -190,6 +190,11 @@ def test_text_that_is_no_config_is_one_refusal(tmp_path, text, found):
     assert found in problems_of(tmp_path, text)["CFG-JSON"]
 
 
+def test_a_huge_integer_elsewhere_does_no_harm(tmp_path):
+    assert facts_of(tmp_path, small_config(model_max_length=10**30)).fields["hidden_size"].value == 64
+    assert "not a whole number" in problems_of(tmp_path, small_config(hidden_size=10**30))["CFG-TYPE"]
+
+
 def test_bytes_that_are_no_text_and_a_missing_file_are_refused(tmp_path):
     with pytest.raises(Refusal, match="CFG-MISSING-FILE"):
         load_config(open_source(str(tmp_path)))

@@ -60,7 +60,8 @@ def load_config(source: Source) -> dict[str, Any]:
             "CFG-SIZE", f"{source.sizes[name]} bytes is no config", where, "pass the model's config.json"
         )
     try:
-        config = json.loads(source.read(name, 0, LARGEST_CONFIG_BYTES).decode(), parse_constant=_no_constant)
+        text = source.read(name, 0, LARGEST_CONFIG_BYTES).decode()
+        config = json.loads(text, parse_constant=_no_constant, parse_int=_number)
         msgspec.json.encode(config)
     except (ValueError, RecursionError, OverflowError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else error
@@ -70,6 +71,12 @@ def load_config(source: Source) -> dict[str, Any]:
             "CFG-JSON", f"is {describe(config)}, not an object", where, "pass the model's config.json"
         )
     return config
+
+
+def _number(digits: str) -> int | float:
+    """An integer, or a float for one beyond 64 bits (some configs write "no limit" as 10**30)."""
+    value = int(digits)
+    return value if abs(value) < 2**63 else float(value)
 
 
 def _no_constant(text: str) -> NoReturn:
