@@ -1,6 +1,6 @@
 """Runs a model as the engine's runner does, without an engine: padded steps through a paged KV cache."""
 
-from collections.abc import Sequence as Items
+from collections import abc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +104,7 @@ class Harness:
         # Handed out from the end, so that the blocks of a sequence are not in ascending order.
         self._free_blocks = list(range(1, num_blocks))
 
-    def add(self, token_ids: Items[int]) -> Sequence:
+    def add(self, token_ids: abc.Sequence[int]) -> Sequence:
         """Return a new sequence with blocks for its prompt; nothing is computed yet.
 
         Raises:
@@ -142,7 +142,7 @@ class Harness:
             raise ValueError("all tokens of the sequence are computed already")
         return torch.cat(outputs) if all_positions else outputs[-1]
 
-    def decode(self, sequences: Items[Sequence], token_ids: Items[int]) -> torch.Tensor:
+    def decode(self, sequences: abc.Sequence[Sequence], token_ids: abc.Sequence[int]) -> torch.Tensor:
         """Append one token to each sequence and compute it, in one batch.
 
         Returns:
@@ -168,7 +168,7 @@ class Harness:
             sequence.num_computed += 1
         return output
 
-    def generate(self, prompts: Items[Items[int]], max_new_tokens: int) -> list[list[int]]:
+    def generate(self, prompts: abc.Sequence[abc.Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Return `max_new_tokens` greedy tokens after each prompt; no token ends a sequence."""
         size = self.decode_buckets[-1]
         results: list[list[int]] = []
