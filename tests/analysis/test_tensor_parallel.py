@@ -22,14 +22,14 @@ from checkpoints import real_config, write_checkpoint
 
 YI = Dimensions(
     num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=4, head_dim=128,
-    intermediate_size=11008, vocab_size=64000, tied=False,
+    intermediate_size=11008, vocab_size=64000,
 )  # fmt: skip
 QWEN2 = msgspec.structs.replace(
     YI, num_heads=28, hidden_size=3584, num_layers=28, intermediate_size=18944, vocab_size=152064
 )
 SMOLLM2 = Dimensions(
     num_layers=30, hidden_size=576, num_heads=9, num_kv_heads=3, head_dim=64,
-    intermediate_size=1536, vocab_size=49152, tied=True,
+    intermediate_size=1536, vocab_size=49152,
 )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def test_headers_and_estimate_agree_for_a_model_without_biases(tmp_path, name):
     facts, checkpoint = research(str(write_checkpoint(tmp_path, real_config(name))))
     architecture = describe_architecture(facts, checkpoint)
     weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors))
-    measured = weight_bytes(weights, architecture.num_layers, checkpoint.tensors, 2)
+    measured = weight_bytes(weights, architecture.num_layers, 2)
     assert measured == estimate_weight_bytes(Dimensions.from_facts(facts), 2)
     untied = 0 if not architecture.head.tied else architecture.vocab_size * architecture.hidden_size * 2
     assert measured.per_rank(1, 1) == checkpoint.total_bytes + untied

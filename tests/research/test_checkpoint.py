@@ -190,3 +190,11 @@ def test_pickle_files_are_named_and_not_opened(tmp_path):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(Refusal, match="CKPT-NONE"):
         read(tmp_path)
+
+
+def test_a_key_in_two_shards_is_refused(tmp_path):
+    write_checkpoint(tmp_path, small_config(), SMALL, shards=2)
+    write_safetensors(tmp_path / "model-00002-of-00002.safetensors", SMALL)
+    with pytest.raises(Refusal) as caught:
+        read(tmp_path)
+    assert [problem.rule for problem in caught.value.problems] == ["CKPT-DUPLICATE"]

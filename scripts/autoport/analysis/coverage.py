@@ -1,13 +1,13 @@
 """The two-way check: every parameter has its checkpoint keys, every key a parameter or a reason."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
 from autoport.analysis.weight_map import expand
 from autoport.errors import Problem
-from autoport.research.keys import fold, ranges
+from autoport.research.keys import fold, fold_all, label
 from autoport.schema import Checkpoint, WeightEntry, WeightMap
 
 
@@ -66,37 +66,24 @@ def _is_tied(entries: list[WeightEntry]) -> bool:
 def coverage_problems(coverage: Coverage, num_layers: int, checkpoint: Checkpoint) -> Iterator[Problem]:
     """One problem per key with its layers folded, each with the likely cause."""
     where = checkpoint.source
-    for key, layers in _fold(coverage.missing).items():
+    for key, layers in fold_all(coverage.missing).items():
         cause = _missing_cause(key, layers, coverage.unexpected)
-        found = f"{_name(key, layers)} is not in the checkpoint: {cause}"
+        found = f"{label(key, layers)} is not in the checkpoint: {cause}"
         yield Problem("MAP-MISSING", found, where, "correct the config, or complete the checkpoint")
-    for key, layers in _fold(coverage.unexpected).items():
-        found = f"nothing takes {_name(key, layers)}: {_unexpected_cause(key, layers, num_layers)}"
+    for key, layers in fold_all(coverage.unexpected).items():
+        found = f"nothing takes {label(key, layers)}: {_unexpected_cause(key, layers, num_layers)}"
         yield Problem(
             "MAP-UNEXPECTED", found, where, "correct the config; a part that the port lacks stops it"
         )
-    for key, layers in _fold(coverage.mapped_twice).items():
-        found = f"two parameters take {_name(key, layers)}"
+    for key, layers in fold_all(coverage.mapped_twice).items():
+        found = f"two parameters take {label(key, layers)}"
         yield Problem("MAP-TWICE", found, where, "correct the weight map: a key belongs to one parameter")
     mismatches = {mismatch.key: mismatch for mismatch in coverage.wrong_shape}
-    for key, layers in _fold(mismatches).items():
+    for key, layers in fold_all(mismatches).items():
         first = mismatches[key.replace("{i}", str(min(layers, default=0)))]
-        found = f"{_name(key, layers)} is {list(first.found)}, the config gives {list(first.expected)}"
+        found = f"{label(key, layers)} is {list(first.found)}, the config gives {list(first.expected)}"
         where = checkpoint.tensors[first.key].file
         yield Problem("MAP-SHAPE", found, where, "correct the size in config.json that disagrees")
-
-
-def _fold(keys: Iterable[str]) -> dict[str, set[int]]:
-    """Folded key -> the indices that were folded away."""
-    folded: dict[str, set[int]] = {}
-    for key in keys:
-        name, index = fold(key)
-        folded.setdefault(name, set()).update(() if index is None else (index,))
-    return folded
-
-
-def _name(key: str, layers: set[int]) -> str:
-    return f"{key} (layers {ranges(layers)})" if layers else key
 
 
 def _missing_cause(key: str, layers: set[int], unexpected: list[str]) -> str:

@@ -60,7 +60,7 @@ FOREIGN_KEYS = [
     (r"(mlp|\w*moe|feed_forward)\.(\w*experts?|router|gate)\..*", "SCOPE-MOE", "a mixture of experts"),
 ]
 
-NEXT_STEP = "only Llama, Yi, Mistral without a window and Qwen2 can be ported; choose such a checkpoint"
+NEXT_STEP = "only Llama (as Yi is), Mistral without a window and Qwen2 can be ported"
 
 
 def facts_problems(facts: Facts) -> list[Problem]:

@@ -31,7 +31,7 @@ def make_plan(name: str, facts: Facts, checkpoint: Checkpoint, options: Options)
         raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint))
     tp = plan_tensor_parallel(
         Dimensions.from_architecture(architecture),
-        weight_bytes(weights, architecture.num_layers, checkpoint.tensors, element_bytes(architecture.dtype)),
+        weight_bytes(weights, architecture.num_layers, element_bytes(architecture.dtype)),
         options.context_length,
         options.batch_size,
         options.relax,

@@ -1,16 +1,15 @@
 """Tensor-parallel sizes: five divisibility rules, the memory of a rank, and a recommendation."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+import math
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from autoport.analysis.weight_map import expand
 from autoport.errors import refuse
-from autoport.schema import Architecture, Facts, TensorHeader, TpCandidate, TpPlan, Violation, WeightMap
+from autoport.schema import Architecture, Facts, TpCandidate, TpPlan, Violation, WeightMap
 
 STANDARD_SIZES = (1, 2, 4, 8, 16, 32, 64)
-LARGEST_SIZE = 64  # NeuronCores of a trn2.48xlarge with two physical cores each (LNC=2)
+LARGEST_SIZE = 64  # logical NeuronCores of a trn2.48xlarge at LNC=2
 WEIGHT_LIMIT_BYTES = 20_000_000_000  # above about 20 GB of weights a rank, the guide says to raise the size
 KV_BYTES_PER_ELEMENT = 2  # the cache is bfloat16
 
@@ -18,8 +17,6 @@ RELAXABLE = {"even-heads": "R2"}
 RELAXED_PRICE = {
     "R2": "gives up the fused decode kernel: decode attention is composed of torch operators, which is slower"
 }
-
-Sharding = Literal["split", "kv_heads", "copied"]
 
 
 class Dimensions(msgspec.Struct, frozen=True):
@@ -32,7 +29,6 @@ class Dimensions(msgspec.Struct, frozen=True):
     head_dim: int
     intermediate_size: int
     vocab_size: int
-    tied: bool
 
     @classmethod
     def from_facts(cls, facts: Facts) -> "Dimensions":
@@ -45,7 +41,6 @@ class Dimensions(msgspec.Struct, frozen=True):
             head_dim=value["head_dim"],
             intermediate_size=value["intermediate_size"],
             vocab_size=value["vocab_size"],
-            tied=value["tie_word_embeddings"],
         )
 
     @classmethod
@@ -58,7 +53,6 @@ class Dimensions(msgspec.Struct, frozen=True):
             head_dim=architecture.attention.head_dim,
             intermediate_size=architecture.mlp.intermediate_size,
             vocab_size=architecture.vocab_size,
-            tied=architecture.head.tied,
         )
 
 
@@ -75,26 +69,22 @@ class WeightBytes(msgspec.Struct, frozen=True):
         return self.copied + -(-self.split // tp_size) + -(-self.kv_heads // kv_shards)
 
 
-def weight_bytes(
-    weights: WeightMap, num_layers: int, tensors: Mapping[str, TensorHeader], element_bytes: int
-) -> WeightBytes:
+def weight_bytes(weights: WeightMap, num_layers: int, element_bytes: int) -> WeightBytes:
     """Sum the parameters of the port. A tied head counts twice: the port holds it as a parameter of its own.
 
     Args:
-        tensors: Headers of the checkpoint; keys that are not there count with the shape of the map.
-        element_bytes: Bytes per element of the port's dtype.
+        weights: A map whose shapes were checked against the headers.
+        element_bytes: Bytes per element of the port's dtype, whatever the checkpoint's is.
     """
     totals = {"split": 0, "kv_heads": 0, "copied": 0}
-    for entry, keys in expand(weights, num_layers):
-        for position, (key, shape) in enumerate(zip(keys, entry.shapes, strict=True)):
+    for entry in weights.entries:
+        copies = num_layers if "{i}" in entry.parameter else 1
+        for position, shape in enumerate(entry.shapes):
             if entry.transform == "replicated":
                 kind = "copied"
             else:
                 kind = "kv_heads" if entry.transform.startswith("fused_qkv") and position > 0 else "split"
-            count = 1
-            for size in tensors[key].shape if key in tensors else shape:
-                count *= size
-            totals[kind] += count * element_bytes
+            totals[kind] += copies * math.prod(shape) * element_bytes
     return WeightBytes(**totals)
 
 
@@ -158,6 +148,7 @@ def plan_tensor_parallel(
     """
     relaxed_rules = _relaxed_rules(relax)
     tokens = context_length * batch_size
+    bytes_per_kv_head = size.num_layers * 2 * size.head_dim * tokens * KV_BYTES_PER_ELEMENT
     candidates = []
     for tp in candidate_sizes(size.num_heads):
         broken = check_rules(size, tp)
@@ -180,12 +171,7 @@ def plan_tensor_parallel(
                 kv_heads_per_rank=kv_heads,
                 kv_replicas=max(1, tp // size.num_kv_heads),
                 weight_bytes_per_rank=bytes_per_rank,
-                kv_bytes_per_rank=size.num_layers
-                * 2
-                * kv_heads
-                * size.head_dim
-                * tokens
-                * KV_BYTES_PER_ELEMENT,
+                kv_bytes_per_rank=kv_heads * bytes_per_kv_head,
             )
         )
     valid = [candidate.tp_size for candidate in candidates if candidate.valid]

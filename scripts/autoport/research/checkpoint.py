@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autoport.errors import Problem, Refusal, refuse
+from autoport.research.keys import fold_all, label
 from autoport.research.source import Source
 from autoport.schema import Checkpoint, TensorHeader
 
@@ -47,8 +48,9 @@ def read_checkpoint(source: Source) -> Checkpoint:
         except Refusal as refusal:
             problems += refusal.problems
             continue
-        for key in header.keys() & tensors.keys():
-            found = f"{key} is in {tensors[key].file} and in {file}"
+        twice = [key for key in header if key in tensors]
+        if twice:
+            found = f"{len(twice)} keys are in {file} and in another file, e.g. {twice[0]}"
             problems.append(Problem("CKPT-DUPLICATE", found, source.where(file), "remove one of the files"))
         tensors |= header
     if weight_map is not None and not problems:
@@ -133,18 +135,21 @@ def _no_safetensors(source: Source) -> Refusal:
 def _compare_index(
     source: Source, weight_map: dict[str, str], tensors: dict[str, TensorHeader]
 ) -> Iterator[Problem]:
-    """Every key that the index and the files do not agree on."""
+    """Every key that the index and the files do not agree on, layers folded."""
+    disagreements: dict[str, list[str]] = {}
     for key, file in weight_map.items():
         if key not in tensors:
-            found = f"the index puts {key} in {file}, which does not have it"
+            disagreements.setdefault(f"is not in {file}, where the index puts it", []).append(key)
         elif tensors[key].file != file:
-            found = f"the index puts {key} in {file}, but it is in {tensors[key].file}"
-        else:
-            continue
-        yield Problem("CKPT-INDEX", found, source.where(INDEX_NAME), "download index and files again")
-    for key in tensors.keys() - weight_map.keys():
-        found = f"{key} is in {tensors[key].file} but not in the index"
-        yield Problem("CKPT-INDEX", found, source.where(INDEX_NAME), "download index and files again")
+            text = f"is in {tensors[key].file}, not in {file}, where the index puts it"
+            disagreements.setdefault(text, []).append(key)
+    for key, tensor in tensors.items():
+        if key not in weight_map:
+            disagreements.setdefault(f"is in {tensor.file} but not in the index", []).append(key)
+    for text, keys in disagreements.items():
+        for name, layers in fold_all(keys).items():
+            found = f"{label(name, layers)} {text}"
+            yield Problem("CKPT-INDEX", found, source.where(INDEX_NAME), "download index and files again")
 
 
 def read_header(source: Source, file: str) -> dict[str, TensorHeader]:

@@ -17,10 +17,10 @@ from autoport.research.fields import (
     is_layer_count,
     is_number,
     is_text,
-    is_text_list,
 )
 from autoport.research.rope import resolve_rope
 from autoport.research.source import Source
+from autoport.research.window import resolve_window
 from autoport.schema import Fact, Facts
 
 LARGEST_CONFIG_BYTES = 16 * 1024 * 1024
@@ -132,7 +132,7 @@ def _fields(resolver: Resolver) -> dict[str, Fact]:
     dtype = _dtype(resolver)
     if dtype:
         facts["dtype"] = dtype
-    window = _sliding_window(resolver, facts)
+    window = resolve_window(resolver, facts)
     if window:
         facts["sliding_window"] = window
     return facts
@@ -208,43 +208,3 @@ def _heads(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
 def _dtype(resolver: Resolver) -> Fact | None:
     fact = resolver.optional("dtype", is_text)
     return Fact(fact.value.removeprefix("torch."), fact.source) if fact else None
-
-
-def _sliding_window(resolver: Resolver, facts: Mapping[str, Fact]) -> Fact | None:
-    """The window in force in tokens (value None: full attention), after the flags that switch it off."""
-    window = resolver.optional("sliding_window", is_integer)
-    in_use = resolver.optional("use_sliding_window", is_flag)
-    first = resolver.optional("max_window_layers", lambda value: None if value == 0 else is_integer(value))
-    layer_types = resolver.optional("layer_types", is_text_list)
-    layers = facts.get("num_layers")
-    if layer_types and layers:
-        if len(layer_types.value) != layers.value:
-            resolver.problem(
-                "CFG-LAYER-TYPES",
-                f"layer_types has {len(layer_types.value)} entries for {layers.value} layers",
-                "correct layer_types in config.json",
-            )
-        kinds = sorted(set(layer_types.value) - {"full_attention"})
-        if kinds and kinds != ["sliding_attention"]:
-            resolver.problem(
-                "CFG-LAYER-TYPES",
-                f"layer_types has {', '.join(kinds)}",
-                "only attention layers can be ported",
-            )
-        if not kinds:
-            return Fact(None, layer_types.source)
-        if kinds == ["sliding_attention"] and (window is None or (in_use is not None and not in_use.value)):
-            resolver.problem(
-                "CFG-LAYER-TYPES",
-                "layer_types has sliding_attention but no sliding_window is in force",
-                "correct sliding_window or layer_types in config.json",
-            )
-            return None
-    if window is None:
-        null = "sliding_window" in resolver.config
-        return Fact(None, "config.json: sliding_window is null") if null else None
-    if in_use is not None and not in_use.value:
-        return Fact(None, f"{in_use.source} is false")
-    if in_use is not None and first and layers and not layer_types and first.value >= layers.value:
-        return Fact(None, f"{first.source} leaves no layer with a window")
-    return window

@@ -12,6 +12,21 @@ def fold(key: str) -> tuple[str, int | None]:
     return f"{key[: match.start()]}{{i}}{key[match.end() :]}", int(match[0])
 
 
+def fold_all(keys: Iterable[str]) -> dict[str, set[int]]:
+    """Folded keys, each with the indices that were folded away."""
+    folded: dict[str, set[int]] = {}
+    for key in keys:
+        name, index = fold(key)
+        folded.setdefault(name, set()).update(() if index is None else (index,))
+    return folded
+
+
+def label(key: str, indices: Iterable[int]) -> str:
+    """A folded key with its layers, for messages."""
+    layers = ranges(indices)
+    return f"{key} (layers {layers})" if layers else key
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Numbers as ranges: {0, 1, 2, 5} -> ``0-2, 5``."""
     spans: list[list[int]] = []

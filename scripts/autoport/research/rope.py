@@ -61,7 +61,7 @@ def _block(resolver: Resolver) -> tuple[str, dict[str, Any]]:
             blocks[key] = value
         else:
             resolver.problem("CFG-ROPE", f"{key} is {describe(value)}, not an object", f"correct {key}")
-    if len(blocks) == 2 and blocks["rope_scaling"] != blocks["rope_parameters"]:
+    if len(blocks) == 2 and all(blocks.values()) and blocks["rope_scaling"] != blocks["rope_parameters"]:
         resolver.warnings.append(
             f"rope_scaling {describe(blocks['rope_scaling'])} and rope_parameters "
             f"{describe(blocks['rope_parameters'])} differ; {_taken('rope_scaling')}"

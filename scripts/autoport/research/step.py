@@ -60,6 +60,6 @@ def run(port: Port, options: Options) -> Outcome:
     )
     if facts.remote_code:
         summary += "; the checkpoint has remote code (auto_map), which was not run"
-    if facts.warnings:
-        summary += f"; {len(facts.warnings)} warning(s)"
+    for warning in facts.warnings:
+        summary += f"; warning: {warning}"
     return Outcome("done", summary, data=facts)
