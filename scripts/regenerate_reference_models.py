@@ -34,11 +34,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Render the simulator's reference models from their plans.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
     check = parser.parse_args().check
-    stale = [path for path, text in rendered().items() if not path.is_file() or path.read_text() != text]
-    for path in stale:
+    stale = {
+        path: text for path, text in rendered().items() if not path.is_file() or path.read_text() != text
+    }
+    for path, text in stale.items():
         print(f"{'out of date' if check else 'written'}: {path}")
         if not check:
-            write_atomic(path, rendered()[path].encode())
+            write_atomic(path, text.encode())
     return 1 if check and stale else 0
 
 

@@ -74,7 +74,9 @@ def test_readme_shows_the_architecture(documented: Port) -> None:
     rows = table(text(documented, README))
     assert rows["num_key_value_heads"] == ["4"]
     assert rows["RoPE"] == ["default (theta 5e+06)"]
-    assert "**rope**: no scaling (reference: llama3 scaling). drop the scaling." in text(documented, README)
+    assert "**rope**: no scaling. Reference: llama3 scaling. Changed: drop the scaling." in text(
+        documented, README
+    )
     assert "**mlp**" not in text(documented, README)
 
 

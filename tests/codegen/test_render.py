@@ -127,3 +127,9 @@ def test_python_is_formatted_with_sorted_imports_and_none_unused(monkeypatch: py
     monkeypatch.setattr(render, "render", lambda template, **context: text)
     expected = "import os\n\nimport torch\n\nimport vllm_neuron\n\nx = (os, torch, vllm_neuron)\n"
     assert render.render_python("any") == expected
+
+
+def test_markdown_escapes_markup_and_leaves_names_readable() -> None:
+    assert render.markdown("lm_head *b* <i> [x](y) _e_ a|b `c`") == (
+        r"lm_head \*b\* \<i\> \[x\](y) \_e\_ a\|b \`c\`"
+    )

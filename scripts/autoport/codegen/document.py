@@ -8,9 +8,7 @@ from autoport.port import Options, Outcome
 from autoport.schema import Plan
 from autoport.workspace import Port
 
-EXAMPLE_MODEL_LEN = (
-    1024  # tokens; enough for the example's prompts
-)
+EXAMPLE_MODEL_LEN = 1024  # tokens; enough for the example's prompts
 LOGIT_TEST_MODEL_LEN = 256  # tokens; the length of the plugin's own logit tests
 KERNEL_MULTIPLE = 128  # the decode kernel takes contexts that are a multiple of this
 

@@ -102,7 +102,7 @@ def markdown(value: Any) -> Checked:
     """One line of Markdown text in which nothing is markup and no table cell ends early."""
     line = " ".join(str(value).split())
     printable = "".join(char for char in line if char.isprintable())
-    return Checked(re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", printable))
+    return Checked(re.sub(r"[\\`*{}\[\]<>#|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", printable))
 
 
 def code_span(value: Any) -> Checked:
