@@ -172,6 +172,21 @@ def test_replacing_a_row_drops_the_import_that_is_unused_then() -> None:
     ]
 
 
+def test_replacing_keeps_the_comment_above_an_import() -> None:
+    source = MODULE_LEVEL.replace("from vllm", "import os\n# dense models\nfrom vllm")
+    after = add_row(source, YI, replace=True)
+    assert "# dense models\n" in after
+    assert "vllm_neuron.model.llama3" not in after
+
+
+def test_only_appends_to_the_list_that_is_returned_count() -> None:
+    source = APPENDS.replace("    return", "    names = []\n    names.append(('x', 'y'))\n    return")
+    lines = add_row(source, QWEN2).splitlines()
+    assert lines.index("    models.append(('Qwen2ForCausalLM', Qwen2ForCausalLM))") < lines.index(
+        "    names = []"
+    )
+
+
 def test_replacing_keeps_an_import_that_is_used_elsewhere() -> None:
     source = LITERAL + "\n\nDEFAULT = LlamaForCausalLM\n"
     after = add_row(source, YI, replace=True)

@@ -163,15 +163,18 @@ def _append_row(module: cst.Module, architecture: str, name: str, quote: str) ->
     function = _get_models(module)
     rows = _list_of(module, function)
     body = cst.ensure_type(function.body, cst.IndentedBlock)
-    appends = [line for line in body.body if m.matches(line, _APPEND)]
+    returned = cst.ensure_type(m.findall(function, m.Return())[0], cst.Return).value
+    appends = [
+        line for line in body.body if isinstance(returned, cst.Name) and _appends_to(line, returned.value)
+    ]
     if appends and not rows.elements:
         return _append_after(module, body, cst.ensure_type(appends[-1], cst.SimpleStatementLine), row)
     return cst.ensure_type(module.deep_replace(rows, _extended(rows, row)), cst.Module)
 
 
-_APPEND = m.SimpleStatementLine(
-    [m.Expr(m.Call(func=m.Attribute(attr=m.Name("append")), args=[m.Arg(m.Tuple())]))]
-)
+def _appends_to(line: cst.CSTNode, name: str) -> bool:
+    append = m.Attribute(value=m.Name(name), attr=m.Name("append"))
+    return m.matches(line, m.SimpleStatementLine([m.Expr(m.Call(func=append, args=[m.Arg(m.Tuple())]))]))
 
 
 def _append_after(
@@ -289,23 +292,29 @@ def _inserted(module: cst.Module, index: int, line: cst.SimpleStatementLine) -> 
 
 
 def _drop_unused_import(module: cst.Module, old: Found) -> cst.Module:
-    """Remove the import of the class of a replaced row when nothing else in the file uses it."""
+    """Remove the import of the class of a replaced row when nothing else uses it; comments above it stay."""
     value = old.node.elements[1].value
     if not isinstance(value, cst.Name):
         return module
     outside = module.with_changes(body=[line for line in module.body if not _imports_name(line, value.value)])
     if m.findall(outside, m.Name(value.value)):
         return module
-    body: list[cst.BaseStatement] = []
+    body: list[cst.CSTNode] = []
+    left_over: list[cst.EmptyLine] = []
     for line in module.body:
         if not _imports_name(line, value.value):
-            body.append(line)
+            body.append(
+                line.with_changes(leading_lines=[*left_over, *line.leading_lines]) if left_over else line
+            )
+            left_over = []
             continue
         statement = cst.ensure_type(cst.ensure_type(line, cst.SimpleStatementLine).body[0], cst.ImportFrom)
         kept = [alias for alias in _aliases(statement) if _bound(alias) != value.value]
         if kept:
             kept[-1] = kept[-1].with_changes(comma=_aliases(statement)[-1].comma)
             body.append(line.with_changes(body=[statement.with_changes(names=kept)]))
+        else:
+            left_over += [empty for empty in line.leading_lines if empty.comment]
     return module.with_changes(body=body)
 
 
