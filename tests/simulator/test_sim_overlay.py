@@ -69,7 +69,8 @@ def test_a_later_workspace_takes_the_place_of_the_earlier_one(tmp_path):
         importlib.import_module("private_vllm_neuron")
 
 
-def test_an_edited_model_is_seen_at_once_and_leaves_no_bytecode(tmp_path):
+def test_an_edited_model_is_seen_at_once_and_leaves_no_bytecode(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     root = write(tmp_path, "vllm_neuron", model("vllm_neuron", 1))
     overlay(root, "vllm_neuron")
     assert importlib.import_module("vllm_neuron.model.yi").VALUE == 1

@@ -194,6 +194,7 @@ def test_expert_indices_must_be_contiguous():
         ((slice(1, 4),), (slice(None), slice(0, 2))),
         ((slice(1, 4), 2), (slice(1, 3),)),
         (([3, 0, 1],), ([2, 0], slice(1, 3))),
+        (([3, 0, 1],), ([2, 1],)),
         ((..., slice(2, 5)), (0,)),
     ],
 )
