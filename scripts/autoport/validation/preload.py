@@ -1,5 +1,7 @@
-"""Imported once by the server that ranks are forked from: everything that is slow to import."""
+"""Imported once by the server that ranks are forked from: imports everything that is slow to import."""
 
+import importlib
+import logging
 import os
 import sys
 
@@ -7,13 +9,8 @@ from autoport.resources import simulator_dir
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+logging.getLogger("vllm").setLevel(logging.ERROR)
 sys.path.insert(0, str(simulator_dir()))
 
-import torch
-import transformers.models.auto
-import vllm.v1.executor
-import vllm_neuron.simulator.harness
-
-torch.set_num_threads(1)
-
-__all__ = ["torch", "transformers", "vllm", "vllm_neuron"]
+for module in ("torch", "transformers.models.auto", "vllm.v1.executor", "vllm_neuron.simulator.harness"):
+    importlib.import_module(module)

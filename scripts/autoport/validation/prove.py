@@ -29,44 +29,57 @@ class Reference(NamedTuple):
     logits: "dict[Dtype, dict[str, torch.Tensor]]"
 
 
-def prove(
-    subject: Subject,
-    architecture: Architecture,
-    config: dict[str, Any],
-    tp_sizes: Sequence[int],
-    not_run: dict[int, str],
-    state_dir: Path,
-) -> Proof:
-    """Prove a port at `tp_sizes`, in float32 and, where that is green, in bfloat16.
+class Prepared(NamedTuple):
+    """What every run is compared with: the twin's config and checkpoint, and the reference's logits."""
 
-    The twin and the logs of the ranks stay in ``<state_dir>/proof``.
+    config: dict[str, Any]
+    checkpoint: Path
+    reference: Reference
+
+
+def prepare(architecture: Architecture, config: dict[str, Any], state_dir: Path) -> Prepared:
+    """Build the twin in ``<state_dir>/proof/twin`` and run the reference on it.
 
     Args:
         config: The real model's config.json.
-        not_run: Reasons for TP sizes that are left out, for the report.
 
     Raises:
         Refusal: PROOF-VLLM, PROOF-CLASS or TWIN-SHRINK.
     """
     ranks.check_installed()
     ranks.warm_up()
-    folder = state_dir / FOLDER
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(state_dir / FOLDER, ignore_errors=True)
     twin_config = shrink(config, architecture)
-    twin = build(twin_config, folder / "twin", SEED)
-    expected = run_reference(twin)
+    checkpoint = build(twin_config, state_dir / FOLDER / "twin", SEED)
+    return Prepared(twin_config, checkpoint, run_reference(checkpoint))
+
+
+def prove(
+    subject: Subject,
+    prepared: Prepared,
+    tp_sizes: Sequence[int],
+    not_run: dict[int, str],
+    state_dir: Path,
+) -> Proof:
+    """Prove a port at `tp_sizes`, in float32 and, where that is green, in bfloat16.
+
+    The logs of the ranks stay in ``<state_dir>/proof``.
+
+    Args:
+        not_run: Reasons for TP sizes that are left out, for the report.
+    """
     runs: list[ProofRun] = []
     for tp_size in tp_sizes:
         for dtype in get_args(Dtype):
-            run = prove_run(subject, twin, expected, tp_size, dtype, state_dir)
+            run = prove_run(subject, prepared, tp_size, dtype, state_dir)
             runs.append(run)
             if run.failure:
                 break
     return Proof(
         passed=bool(runs) and not any(run.failure for run in runs),
         ran_on="simulator",
-        reference=architecture.hf_name,
-        twin=twin_config,
+        reference=subject.factory,
+        twin=prepared.config,
         seed=SEED,
         max_relative_error_limit=RELATIVE_ERROR_LIMIT,
         r_ratio_limit=R_LIMIT,
@@ -93,9 +106,7 @@ def run_reference(twin: Path) -> Reference:
     return Reference(sequences, logits)
 
 
-def prove_run(
-    subject: Subject, twin: Path, expected: Reference, tp_size: int, dtype: Dtype, state_dir: Path
-) -> ProofRun:
+def prove_run(subject: Subject, prepared: Prepared, tp_size: int, dtype: Dtype, state_dir: Path) -> ProofRun:
     """Run the port at one TP size and dtype, and compare."""
     log_dir = state_dir / FOLDER / f"tp{tp_size}-{dtype}"
     started = time.monotonic()
@@ -107,16 +118,16 @@ def prove_run(
             run_scenario,
             tp_size,
             subject,
-            str(twin),
+            str(prepared.checkpoint),
             dtype,
-            expected.sequences,
+            prepared.reference.sequences,
             log_dir=log_dir,
             timeout=TIME_LIMIT,
         )
     except ranks.RankError as error:
         failure, log = error.error, error.log
     else:
-        phases = [compare(phase, dtype, observed.logits, expected) for phase in PHASES]
+        phases = [compare(phase, dtype, observed.logits, prepared.reference) for phase in PHASES]
         failure = "; ".join(phase.failure for phase in phases if phase.failure)
         failure = failure or _hardware_failure(observed)
     return ProofRun(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from autoport.errors import Problem, Refusal, refuse
 from autoport.port import Options, Outcome
 from autoport.schema import Facts, Plan, Proof, TpCandidate, TpPlan
-from autoport.validation.prove import prove
+from autoport.validation.prove import prepare, prove
 from autoport.validation.ranks import check_installed
 from autoport.validation.scenario import SAMPLING
 from autoport.validation.simulated import Subject
@@ -30,7 +30,8 @@ def run(port: Port, options: Options) -> Outcome:
         name=port.name,
         factory=plan.architecture.hf_name,
     )
-    proof = prove(subject, plan.architecture, facts.config, tp_sizes, not_run, port.state_dir)
+    prepared = prepare(plan.architecture, facts.config, port.state_dir)
+    proof = prove(subject, prepared, tp_sizes, not_run, port.state_dir)
     port.write_state("proof.json", proof)
     return Outcome("done" if proof.passed else "red", summarise(proof), data=proof)
 

@@ -1,0 +1,45 @@
+"""Ports of published configs and their proofs, made once per session."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from autoport.port import Options, run_step
+from autoport.schema import Facts, Plan
+from autoport.validation.prove import prepare, prove
+from autoport.validation.simulated import Subject
+from autoport.validation.step import choose_tp_sizes
+from autoport.workspace import Port, Workspace
+from checkpoints import real_config, write_checkpoint
+
+GENERATE = ("research", "analyze", "generate")
+
+
+class Proven:
+    """A port of a published config, generated and proven at TP 1 and 2."""
+
+    def __init__(self, name: str, folder: Path):
+        source = write_checkpoint(folder / "source", real_config(name))
+        self.port = Port(Workspace.create(folder / "workspace"), "subject", str(source))
+        for step in GENERATE:
+            run_step(self.port, step, Options(dry_run=True))
+        plan = self.port.read_state("plan.json", Plan, "analyze")
+        facts = self.port.read_state("facts.json", Facts, "research")
+        self.factory = plan.architecture.hf_name
+        self.prepared = prepare(plan.architecture, facts.config, self.port.state_dir)
+        sizes, not_run = choose_tp_sizes(plan.tp, [])
+        subject = self.subject(self.port.workspace.root)
+        self.proof = prove(subject, self.prepared, sizes, not_run, self.port.state_dir)
+
+    def subject(self, workspace: Path) -> Subject:
+        return Subject(str(workspace), "vllm_neuron", "subject", self.factory)
+
+
+@pytest.fixture(scope="session")
+def proven(tmp_path_factory) -> Callable[[str], Proven]:
+    @functools.cache
+    def make(name: str) -> Proven:
+        return Proven(name, tmp_path_factory.mktemp(name))
+
+    return make
