@@ -133,17 +133,20 @@ def help_problems(text: str) -> list[str]:
 # --- Links and paths ----------------------------------------------------------------------------------------
 
 
+def links(text: str) -> list[tuple[str, str]]:
+    """(path, anchor) of each link that stays in the bundle."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose(text))
+    return [target.partition("#")[::2] for target in targets if not re.match(r"[a-z]+:", target)]
+
+
 def link_problems(document: Path, text: str) -> list[str]:
     problems = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(text)):
-        path, _, anchor = target.partition("#")
-        if re.match(r"[a-z]+:", target):
-            continue
+    for path, anchor in links(text):
         linked = (document.parent / path) if path else document
         if not linked.exists():
-            problems.append(f"link to {target}: no such file")
+            problems.append(f"link to {path}: no such file")
         elif anchor and anchor not in _anchors(text if not path else linked.read_text(encoding="utf-8")):
-            problems.append(f"link to {target}: no such heading")
+            problems.append(f"link to {path}#{anchor}: no such heading")
     return problems
 
 

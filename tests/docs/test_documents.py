@@ -1,6 +1,5 @@
 """The documents say what the program does: commands, options, links, paths, rule ids, help texts."""
 
-import re
 from pathlib import Path
 
 import doc_checks
@@ -44,8 +43,8 @@ def test_links_stay_inside_the_installed_skill(document: Path):
     skill = document.parent.name if document.parent.parent == ROOT / "skills" else MAIN_SKILL
     installed = bundled_skills()[skill].values()
     assert document in installed
-    linked = re.findall(r"\]\(([^)#\s:]+)", doc_checks.prose(document.read_text(encoding="utf-8")))
-    assert {(document.parent / target).resolve() for target in linked} <= set(installed)
+    linked = [path for path, _ in doc_checks.links(document.read_text(encoding="utf-8")) if path]
+    assert {(document.parent / path).resolve() for path in linked} <= set(installed)
 
 
 def test_main_skill_names_the_commands_of_every_phase():
