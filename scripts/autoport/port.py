@@ -81,7 +81,7 @@ STEPS: dict[str, Step] = {
         ("facts.json", "checkpoint.json"),
         ("relax", "context_length", "batch_size", "review", "confirm"),
     ),
-    "generate": Step("3-4", "Generate the model", "autoport.codegen.generate", ("plan.json", "model/")),
+    "generate": Step("3-4", "Generate the model", "autoport.codegen.generate", ("plan.json",)),
     "register": Step(
         "5",
         "Register the architecture",
@@ -89,7 +89,7 @@ STEPS: dict[str, Step] = {
         ("plan.json", "registry"),
         ("replace_row",),
     ),
-    "document": Step("6", "Write example and docs", "autoport.codegen.document", ("plan.json", "model/")),
+    "document": Step("6", "Write example and docs", "autoport.codegen.document", ("plan.json",)),
     "review": Step("7", "Self-review", "autoport.review.step", ("plan.json", "model/", "registry")),
     "prove": Step(
         "-",
@@ -139,15 +139,24 @@ def run_step(port: Port, name: str, options: Options) -> StepResult:
 def run_port(port: Port, options: Options, on_start: Callable[[str, Step], None]) -> Iterator[StepResult]:
     """Run every step that is not up to date, in order; stops after a step that is not done."""
     for name, step in STEPS.items():
-        record = port.manifest.steps.get(name)
-        if record and record.status == "done" and record.fingerprint == fingerprint(port, name, options):
-            yield StepResult(name, step.number, step.title, "kept", record.summary, 0.0)
+        if is_current(port, name, options):
+            summary = port.manifest.steps[name].summary
+            yield StepResult(name, step.number, step.title, "kept", summary, 0.0)
             continue
         on_start(name, step)
         result = run_step(port, name, options)
         yield result
         if result.status != "done":
             return
+
+
+def is_current(port: Port, name: str, options: Options) -> bool:
+    """Whether step `name` is done, nothing it read has changed, and the files it wrote are there (edited or not)."""
+    record = port.manifest.steps.get(name)
+    if record is None or record.status != "done" or record.fingerprint != fingerprint(port, name, options):
+        return False
+    written = (path for path, file in port.manifest.files.items() if file.step == name)
+    return all((port.workspace.root / path).exists() for path in written)
 
 
 def fingerprint(port: Port, name: str, options: Options) -> str:
