@@ -151,7 +151,7 @@ def run_port(port: Port, options: Options, on_start: Callable[[str, Step], None]
 
 
 def is_current(port: Port, name: str, options: Options) -> bool:
-    """Whether step `name` is done, what it read is unchanged, and the files it wrote exist (edited or not)."""
+    """Whether step `name` is done, what it read is unchanged, and the files it wrote still exist."""
     record = port.manifest.steps.get(name)
     if record is None or record.status != "done" or record.fingerprint != fingerprint(port, name, options):
         return False
