@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from autoport.codegen import generate
-from autoport.codegen.document import default_tp_size, model_len, run
-from autoport.codegen.features import FEATURES, FeatureResult, record_results
+from autoport.codegen.document import default_tp_size, model_len, record_results, run
+from autoport.codegen.features import FEATURES, FeatureResult
 from autoport.errors import Refusal
 from autoport.port import Options
 from autoport.workspace import Port

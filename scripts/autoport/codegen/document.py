@@ -1,8 +1,18 @@
 """Step 6: the example script, the results file, the model's README and the logit test."""
 
 import math
+from collections.abc import Mapping
 
-from autoport.codegen.features import feature_rows, tp_sizes
+from autoport.codegen.features import (
+    FEATURES,
+    STATE_FILE,
+    FeatureResult,
+    FeatureResults,
+    current_results,
+    feature_rows,
+    model_hash,
+    tp_sizes,
+)
 from autoport.codegen.render import render, render_python
 from autoport.port import Options, Outcome
 from autoport.schema import Plan
@@ -47,6 +57,32 @@ def readme(port: Port, plan: Plan) -> dict[str, str]:
         "tp_sizes": tp_sizes(plan),
     }
     return {path: render("docs/README.md.j2", **context)}
+
+
+def record_results(port: Port, results: Mapping[str, FeatureResult]) -> list[str]:
+    """Record what was run, and bring the README's table up to date.
+
+    A README that a person edited stays as it is; the record is kept all the same.
+
+    Args:
+        results: By row of `FEATURES`; other rows keep what was recorded for the same files.
+
+    Returns:
+        Workspace paths that changed.
+
+    Raises:
+        ValueError: A name that is no row of `FEATURES`.
+    """
+    unknown = results.keys() - FEATURES.keys()
+    if unknown:
+        raise ValueError(f"no such feature: {', '.join(sorted(unknown))}")
+    merged = {**current_results(port), **results}
+    port.write_state(STATE_FILE, FeatureResults(model_hash(port), merged))
+    plan = port.read_state("plan.json", Plan, "analyze")
+    files = readme(port, plan)
+    if any(port.file_status(path) in ("edited", "foreign") for path in files):
+        return []
+    return port.write_files("document", files)
 
 
 def _context(port: Port, plan: Plan) -> dict[str, object]:

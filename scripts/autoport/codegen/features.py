@@ -1,10 +1,7 @@
 """The feature table of a port's README: what is implemented, and what has been run and passed."""
 
-from collections.abc import Mapping
-
 import msgspec
 
-from autoport.errors import Refusal
 from autoport.schema import Plan
 from autoport.workspace import Port, sha256
 
@@ -73,31 +70,3 @@ def model_hash(port: Port) -> str:
     folder = port.workspace.model_dir(port.name)
     files = sorted(folder.glob("*.py"))
     return sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in files))
-
-
-def record_results(port: Port, results: Mapping[str, FeatureResult]) -> list[str]:
-    """Record what was run, and bring the README's table up to date.
-
-    A README that a person edited stays as it is; the record is kept all the same.
-
-    Args:
-        results: By row of `FEATURES`; other rows keep what was recorded for the same files.
-
-    Returns:
-        Workspace paths that changed.
-
-    Raises:
-        ValueError: A name that is no row of `FEATURES`.
-    """
-    from autoport.codegen.document import readme
-
-    unknown = results.keys() - FEATURES.keys()
-    if unknown:
-        raise ValueError(f"no such feature: {', '.join(sorted(unknown))}")
-    merged = {**current_results(port), **results}
-    port.write_state(STATE_FILE, FeatureResults(model_hash(port), merged))
-    plan = port.read_state("plan.json", Plan, "analyze")
-    try:
-        return port.write_files("document", readme(port, plan))
-    except Refusal:
-        return []
