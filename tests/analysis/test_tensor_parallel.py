@@ -73,7 +73,7 @@ def test_nine_heads_have_no_valid_size_and_a_row_for_each():
     assert "R1" in rules(result)[2]
     text = no_valid_tp(result)
     assert "9 heads / 1 = 9 per rank is odd" in text
-    assert "even-heads" in text
+    assert "--relax even-heads would allow TP 1, 3" in text
     assert all(row[2] for row in candidate_rows(result))
 
 

@@ -207,11 +207,16 @@ def recommendation(plan: TpPlan) -> str:
 
 
 def no_valid_tp(plan: TpPlan) -> str:
-    """Why no size is valid, one rule per size, and what relaxing a rule would allow."""
-    reasons = ", ".join(f"{item.tp_size}: {item.violations[0].rule}" for item in plan.candidates)
+    """Why no size is valid, one rule per size, and which sizes relaxing would allow."""
+    rules = ", ".join(f"{item.tp_size}: {item.violations[0].rule}" for item in plan.candidates)
     first = plan.candidates[0].violations[0]
-    relaxing = " or ".join(f"--relax {name}" for name in RELAXABLE)
-    return f"no valid TP ({reasons}); {first.rule}: {first.text}; {relaxing} may allow some"
+    text = f"no valid TP ({rules}); {first.rule}: {first.text}"
+    for name, rule in RELAXABLE.items():
+        broken = {item.tp_size: {violation.rule for violation in item.violations} for item in plan.candidates}
+        allowed = [tp for tp, only in broken.items() if only == {rule}]
+        if allowed:
+            text += f"; --relax {name} would allow TP {', '.join(map(str, allowed))}"
+    return text
 
 
 def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
