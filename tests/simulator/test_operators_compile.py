@@ -3,6 +3,7 @@
 import pytest
 import torch
 import vllm_neuron.functional as NF
+from nkilib.core.moe.moe_cte.moe_cte import MoECTEImplementation
 from nkilib.core.utils.common_types import NormType
 
 H, D, Q, KV = 256, 64, 4, 2
@@ -129,6 +130,99 @@ def merge(size):
     )
 
 
+def router(size):
+    return NF.router, dict(hidden_states=normal(size, H), router_weights=normal(H, 8), top_k=2)
+
+
+def prefill_experts(size):
+    def run(affinities, hidden, gate_up, down):
+        masked, ids, block_to_expert, conditions = NF.build_blockwise_mapping(affinities, 8, 2, 128, None)
+        return NF.moe_cte(
+            hidden,
+            masked,
+            gate_up,
+            down,
+            ids,
+            block_to_expert,
+            128,
+            MoECTEImplementation.shard_on_block,
+            conditions=conditions,
+            gate_clamp_upper_limit=0.1,
+        )
+
+    affinities = torch.zeros(size, 8).scatter(1, normal(size, 8).topk(2).indices, 0.5)
+    return run, dict(
+        affinities=affinities, hidden=normal(size, H), gate_up=normal(8, H, 2, 32), down=normal(8, 32, H)
+    )
+
+
+def decode_block_experts(size):
+    return NF.moe_block_tkg, dict(
+        inp=normal(size, H),
+        gamma=normal(1, H),
+        router_weights=normal(H, 8),
+        expert_gate_up_weights=normal(4, H, 2, 32),
+        expert_down_weights=normal(4, 32, H),
+        rank_id=torch.ones(1, 1, dtype=torch.int32),
+        top_k=2,
+        hidden_actual=200,
+        norm_topk_prob=True,
+    )
+
+
+def decode_experts(size):
+    return NF.moe_tkg, dict(
+        hidden_input=normal(size, H),
+        expert_gate_up_weights=normal(4, H, 2, 32),
+        expert_down_weights=normal(4, 32, H),
+        expert_affinities=normal(size, 8).softmax(1),
+        expert_index=normal(size, 8).topk(2).indices,
+        is_all_expert=True,
+        rank_id=torch.ones(1, 1, dtype=torch.int32),
+    )
+
+
+def router_topk(size):
+    weights = dict(gamma=normal(1, H), router_weights=normal(H, 8), router_bias=normal(1, 8), top_k=2)
+    return NF.rmsnorm_router_topk_tkg, weights | dict(hidden_states=normal(1, size, H))
+
+
+def local_affinities(size):
+    return NF.get_local_expert_affinities, dict(
+        expert_affinities=normal(size, 8), local_expert_indices=torch.arange(4, 8)
+    )
+
+
+def quantized_norm(size):
+    return NF.rmsnorm_quant, dict(
+        hidden=normal(size, 64), ln_w=normal(64), input_dequant_scale=torch.full((128, 1), 0.01)
+    )
+
+
+def swa_fused(size):
+    columns = (Q + 2 * KV) * D
+    return NF.swa_fused_attention, dict(
+        hidden_states=normal(1, 128, H),
+        qkv_weight=normal(H, columns),
+        op_weight=normal(Q * D, H),
+        k_cache=normal(9 + size, KV, 32, D),
+        v_cache=normal(9 + size, KV, 32, D),
+        block_tables=torch.arange(1, 8, dtype=torch.int32)[None],
+        cos_cache=normal(1, 128, D),
+        sin_cache=normal(1, 128, D),
+        sink=normal(1, Q),
+        prior_tokens=torch.tensor([[64]]),
+        qkv_bias=normal(1, columns),
+        op_bias=normal(1, H),
+        scale=0.1,
+        sliding_window=20,
+        block_size=32,
+        num_q_heads=Q,
+        num_kv_heads=KV,
+        d_head=D,
+    )
+
+
 CASES = [
     decode_by_positions,
     decode_by_mask,
@@ -142,6 +236,14 @@ CASES = [
     sample,
     cumsum,
     merge,
+    router,
+    prefill_experts,
+    decode_block_experts,
+    decode_experts,
+    router_topk,
+    local_affinities,
+    quantized_norm,
+    swa_fused,
 ]
 
 

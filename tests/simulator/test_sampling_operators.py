@@ -1,15 +1,10 @@
 """sample, topk, argmax and the small operators; sharded forms on a group of threads."""
 
-import threading
-
 import pytest
 import torch
 import torch.distributed as dist
 import vllm_neuron.functional as NF
-from torch.testing._internal.distributed.multi_threaded_pg import (
-    _install_threaded_pg,
-    _uninstall_threaded_pg,
-)
+from thread_ranks import on_ranks
 from vllm_neuron.functional.argmax import argmax
 from vllm_neuron.functional.topk import topk
 
@@ -22,36 +17,6 @@ def logits(rows=6, vocab=1024, seed=0):
 
 # torch 2.13 renamed the collective; the new name is not in older versions.
 pytestmark = pytest.mark.filterwarnings("ignore:.*all_gather_tensor:FutureWarning")
-
-
-def on_ranks(function):
-    """Results of `function(rank)` on `RANKS` threads that form a process group."""
-    isolate = torch._C._distributed_c10d._set_thread_isolation_mode
-    _install_threaded_pg()
-    isolate(True)
-    store = dist.HashStore()
-    results, errors = {}, []
-
-    def run(rank):
-        try:
-            dist.init_process_group("threaded", rank=rank, world_size=RANKS, store=store)
-            results[rank] = function(rank)
-            dist.destroy_process_group()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(RANKS)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        isolate(False)
-        _uninstall_threaded_pg()
-    if errors:
-        raise errors[0]
-    return [results[rank] for rank in range(RANKS)]
 
 
 def test_greedy_takes_the_lowest_id_of_a_tie():
@@ -128,7 +93,7 @@ def test_sharded_logits_give_the_ids_of_the_whole():
 
     greedy = x.argmax(1).to(torch.int32)
     drawn = NF.sample(x, temperature=0.8, top_k=50, top_p=0.9, deterministic=True)
-    for got in on_ranks(run):
+    for got in on_ranks(RANKS, run):
         assert torch.equal(got[0], greedy)
         assert torch.equal(got[1], drawn)
 
@@ -141,7 +106,7 @@ def test_sharded_topk_and_argmax_over_another_axis():
         group = dist.group.WORLD
         return argmax(rows, 1, 0, process_group=group), topk(rows, 3, 1, 0, process_group=group)
 
-    for best, (values, indices) in on_ranks(run):
+    for best, (values, indices) in on_ranks(RANKS, run):
         assert torch.equal(best, x.argmax(1))
         assert torch.equal(values, x.topk(3).values)
         assert torch.equal(indices, x.topk(3).indices)
@@ -155,7 +120,7 @@ def test_argmax_needs_a_group_and_topk_a_rank():
         with pytest.raises(ValueError, match="rank"):
             topk(logits(), 3, 1, 1, process_group=dist.group.WORLD)
 
-    on_ranks(run)
+    on_ranks(RANKS, run)
 
 
 def test_topk_without_a_group_is_torchs():

@@ -55,3 +55,11 @@ class QKVWeightLayout(Enum):
 class GateUpDim(Enum):
     GATE = 0
     UP = 1
+
+
+class MoEAllToAllVStrategy(Enum):
+    """In newer versions of the library; the values are not published."""
+
+    DISABLED = 0
+    PRESERVE_ROW_ORDER = 1
+    PACK_OUTPUT_ROWS = 2
