@@ -109,8 +109,17 @@ def test_blocks_are_never_block_0_and_come_back(harness):
     assert sorted(sequence.blocks[0]) == [1, 2, 3, 4]
     with pytest.raises(RuntimeError, match="no free block"):
         run.add([1])
+    run.prefill(sequence)
+    with pytest.raises(ValueError, match="max_model_len 128 tokens already"):
+        run.decode([sequence], [1])
     run.release(sequence)
-    assert run.prefill(run.add(tokens(100, 2))).shape == (1, VOCAB)
+    first, second = run.add(tokens(64, 2)), run.add(tokens(60, 3))
+    for sequence in (first, second):
+        run.prefill(sequence)
+    with pytest.raises(RuntimeError, match="no free block"):
+        run.decode([first, second], [1, 1])
+    assert (len(first.token_ids), len(second.token_ids)) == (64, 60)
+    assert run.decode([second], [1]).shape == (1, VOCAB)
 
 
 # --- Mistakes in a model ----------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Harness:
         if not 0 < len(token_ids) <= self.max_model_len:
             raise ValueError(f"a prompt needs 1 to {self.max_model_len} tokens, got {len(token_ids)}")
         sequence = Sequence(list(token_ids), blocks=[[] for _ in self._groups])
-        self._grow(sequence)
+        self._grow(sequence, len(token_ids))
         return sequence
 
     def release(self, sequence: Sequence) -> None:
@@ -150,7 +150,7 @@ class Harness:
 
         Raises:
             ValueError: The lists differ in length or exceed the largest bucket, or a sequence has tokens that
-                are not computed.
+                are not computed, or is of `max_model_len` already.
             RuntimeError: The cache is full.
         """
         if len(sequences) != len(token_ids):
@@ -159,9 +159,12 @@ class Harness:
             raise ValueError(f"a batch has 1 to {self.decode_buckets[-1]} sequences, got {len(sequences)}")
         if any(s.num_computed != len(s.token_ids) for s in sequences):
             raise ValueError("a sequence has tokens that are not computed; prefill it first")
+        if any(len(s.token_ids) == self.max_model_len for s in sequences):
+            raise ValueError(f"a sequence has max_model_len {self.max_model_len} tokens already")
+        for sequence in sequences:
+            self._grow(sequence, len(sequence.token_ids) + 1)
         for sequence, token in zip(sequences, token_ids, strict=True):
             sequence.token_ids.append(token)
-            self._grow(sequence)
         rows = [Row(s.token_ids[-1:], s.num_computed, s.blocks) for s in sequences]
         output = self._forward(rows, is_prefill=False, all_positions=False)
         for sequence in sequences:
@@ -188,13 +191,13 @@ class Harness:
     def _greedy(self, output: torch.Tensor) -> list[int]:
         return (output if self.samples_on_device else output.argmax(-1)).tolist()
 
-    def _grow(self, sequence: Sequence) -> None:
-        """Give the sequence blocks for all its tokens."""
-        needed = -(-len(sequence.token_ids) // self.block_size)
+    def _grow(self, sequence: Sequence, length: int) -> None:
+        """Give the sequence blocks for `length` tokens."""
+        needed = -(-length // self.block_size)
+        if sum(needed - len(blocks) for blocks in sequence.blocks) > len(self._free_blocks):
+            raise RuntimeError("the KV cache has no free block; raise num_blocks")
         for blocks in sequence.blocks:
             while len(blocks) < needed:
-                if not self._free_blocks:
-                    raise RuntimeError("the KV cache has no free block; raise num_blocks")
                 blocks.append(self._free_blocks.pop())
 
     def _forward(self, rows: list[Row], is_prefill: bool, all_positions: bool) -> torch.Tensor:
