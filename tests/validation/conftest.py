@@ -1,7 +1,8 @@
 """Ports of published configs and their proofs, made once per session."""
 
 import functools
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,7 @@ class Proven:
 
 
 @pytest.fixture(scope="session")
-def proven(tmp_path_factory) -> Callable[[str], Proven]:
-    @functools.cache
-    def make(name: str) -> Proven:
-        return Proven(name, tmp_path_factory.mktemp(name))
-
-    return make
+def proven(tmp_path_factory) -> Iterator[Callable[[str], Proven]]:
+    folder = tmp_path_factory.mktemp("proven")
+    yield functools.cache(lambda name: Proven(name, folder / name))
+    shutil.rmtree(folder)  # 200 MB

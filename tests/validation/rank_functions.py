@@ -5,6 +5,7 @@ import signal
 import time
 
 import torch
+from autoport.validation.simulated import activate_port, load_port
 
 
 def gather(rank, text):
@@ -40,3 +41,8 @@ def hang(rank, folder):
 
 def pid(rank):
     return os.getpid()
+
+
+def generate(rank, subject, checkpoint, prompts, new_tokens):
+    activate_port(rank, subject)
+    return load_port(subject, checkpoint, "float32").generate(prompts, new_tokens)

@@ -67,11 +67,8 @@ def run_scenario(
         Explained: The port raised, or sampled another token than its logits say; begins with the phase.
     """
     from vllm_neuron.simulator import rules
-    from vllm_neuron.simulator.activate import activate
-    from vllm_neuron.simulator.overlay import overlay
 
-    activate(rank.size, rank.index, rank.init_file)
-    overlay(subject.workspace, subject.package)
+    activate_port(rank, subject)
     rules.reset()
     logits: Logits = {}
     collectives: dict[str, dict[str, int]] = {}
@@ -100,7 +97,7 @@ def _single_shot(
 
     short, long = sequences["short"], sequences["long"]
     with _phase("load"):
-        harness = _harness(subject, checkpoint, dtype)
+        harness = load_port(subject, checkpoint, dtype)
     with _phase(PREFILL):
         first = harness.add(short[: SHORT.prompt_length])
         logits[PREFILL, "short"] = harness.prefill(first)
@@ -121,7 +118,7 @@ def _segmented(
 
     ids = sequences["split"]
     with _phase("load"):
-        harness = _harness(
+        harness = load_port(
             subject,
             checkpoint,
             dtype,
@@ -146,7 +143,7 @@ def _sampled(
 
     ids = sequences["short"]
     with _phase("load"):
-        harness = _harness(subject, checkpoint, dtype, neuron_config={})
+        harness = load_port(subject, checkpoint, dtype, neuron_config={})
     rows = []
     with _phase(SAMPLING):
         sequence = harness.add(ids[: SHORT.prompt_length])
@@ -164,7 +161,21 @@ def _sampled(
     return harness
 
 
-def _harness(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -> "Harness":
+def activate_port(rank: Rank, subject: Subject) -> None:
+    """Make this process a rank of the simulator, with the workspace's models laid over the simulator's."""
+    from vllm_neuron.simulator.activate import activate
+    from vllm_neuron.simulator.overlay import overlay
+
+    activate(rank.size, rank.index, rank.init_file)
+    overlay(subject.workspace, subject.package)
+
+
+def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -> "Harness":
+    """Load a checkpoint into the port.
+
+    Args:
+        options: Arguments of the harness in place of the scenario's (single-shot prefill, sampling off).
+    """
     import torch
     from transformers import AutoConfig
     from vllm_neuron.simulator.harness import Harness

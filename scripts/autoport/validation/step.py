@@ -9,6 +9,7 @@ from autoport.validation.prove import prepare, prove
 from autoport.validation.ranks import check_installed
 from autoport.validation.scenario import SAMPLING
 from autoport.validation.simulated import Subject
+from autoport.validation.twin import TP_SIZES
 from autoport.workspace import Port
 
 DEFAULT_TP_SIZES = (1, 2)
@@ -43,12 +44,12 @@ def choose_tp_sizes(plan: TpPlan, wanted: Sequence[int]) -> tuple[list[int], dic
     Memory does not count: the twin is tiny.
 
     Raises:
-        Refusal: PROOF-TP for each size in `wanted` that breaks a rule.
+        Refusal: PROOF-TP for each size in `wanted` that breaks a rule, or that the twin is not made for.
     """
     candidates = {candidate.tp_size: candidate for candidate in plan.candidates}
     if wanted:
         problems = [
-            Problem("PROOF-TP", f"TP {size}: {reason}", "option --tp", "choose a size that compute-tp lists")
+            Problem("PROOF-TP", f"TP {size}: {reason}", "option --tp", "choose one that is valid")
             for size in wanted
             if (reason := _reason_against(candidates.get(size), allowed=("MEM",)))
         ]
@@ -65,8 +66,8 @@ def choose_tp_sizes(plan: TpPlan, wanted: Sequence[int]) -> tuple[list[int], dic
 
 
 def _reason_against(candidate: TpCandidate | None, allowed: tuple[str, ...]) -> str:
-    if candidate is None:
-        return "not a candidate"
+    if candidate is None or candidate.tp_size not in TP_SIZES:
+        return f"the twin keeps the model's structure at TP {', '.join(map(str, TP_SIZES))} only"
     broken = [violation for violation in candidate.violations if violation.rule not in allowed]
     return "; ".join(f"{violation.rule}: {violation.text}" for violation in broken)
 
