@@ -1,13 +1,60 @@
 """`autoport review`: Step 7."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
 
 from autoport.cli.arguments import AsJson, Name, WorkspacePath
 
+if TYPE_CHECKING:
+    from autoport.review.step import Review, RuleResult
+
 
 def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
-    """Step 7: check the port's files against the checklists; writes review.json."""
-    from autoport.cli.steps import run_single
-    from autoport.port import Options
+    """Step 7: check the port's files against the checklists; writes review.json.
 
-    run_single("review", name, workspace, Options(), as_json)
+    Works on any port in the workspace, also one that was written by hand.
+    """
+    from autoport.cli.output import EXIT_CODES, print_json, working
+    from autoport.port import STEPS, Options, run_step
+    from autoport.workspace import Port, Workspace
+
+    port = Port(Workspace.find(workspace), name)
+    with port.workspace.lock(f"port-{name}"), working(f"{STEPS['review'].title} ..."):
+        result = run_step(port, "review", Options())
+    if as_json:
+        print_json(result)
+    else:
+        print(report(result.data), end="")
+        print(f"\n{result.status}: {result.summary}")
+    raise typer.Exit(EXIT_CODES[result.status])
+
+
+def report(review: "Review") -> str:
+    """Text of a review: failed rules with every place, what is to be judged, one line per other rule."""
+    lines = []
+    for result in sorted(review.rules, key=lambda rule: ORDER.index(rule.status)):
+        label = LABELS.get((result.status, result.severity), result.status)
+        lines.append(f"{label:<15}{result.id:<18}{_first_line(result)}")
+        if result.status == "fail":
+            lines += [f"    {f.where}  {f.text}" for f in result.findings if f.status == "fail"]
+            lines.append(f"    why: {result.why}")
+        elif result.status == "judge":
+            lines += [f"    {f.where}  {f.text}" for f in result.findings if f.status == "judge"]
+            if result.question:
+                lines.append(f"    question: {result.question}")
+    return "\n".join(lines) + "\n"
+
+
+ORDER = ("fail", "judge", "not checked", "pass", "not applicable")
+LABELS = {("fail", "error"): "FAIL", ("fail", "warning"): "warning", ("not applicable", "error"): "-"}
+
+
+def _first_line(result: "RuleResult") -> str:
+    if result.reason:
+        return f"{result.title} ({result.reason})"
+    if result.status != "pass":
+        return result.title
+    more = f" and {len(result.findings) - 1} more" if len(result.findings) > 1 else ""
+    return f"{result.title} ({result.findings[0].where}{more})"

@@ -1,5 +1,6 @@
 """The rules of Step 7, read from `checklists/*.yaml`."""
 
+import functools
 import inspect
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +40,7 @@ class Checklist(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: list[Rule]
 
 
+@functools.cache
 def load_checklists(folder: Path | None = None) -> dict[str, Checklist]:
     """Read every checklist, by file stem, in name order.
 

@@ -94,10 +94,8 @@ class Subject:
 
     def functional_calls(self, *operators: str) -> Iterator[tuple[Function, ast.Call]]:
         """Calls of these operators of `functional` in the forward path."""
-        seen = set()
-        for function, call in forward_calls(self.source):
-            if self.functional_op(function, call) in operators and call not in seen:
-                seen.add(call)
+        for function, call in self.source.forward_calls:
+            if self.functional_op(function, call) in operators:
                 yield function, call
 
     @functools.cached_property
@@ -126,16 +124,6 @@ def functional_op(file: SourceFile, call: ast.Call, package: str) -> str:
     if isinstance(target, ast.Name) and file.imports.get(target.id, "").startswith(f"{functional}."):
         return file.imports[target.id].rpartition(".")[2]
     return ""
-
-
-def forward_calls(source: PortSource) -> Iterator[tuple[Function, ast.Call]]:
-    """Every call in the forward path, each once."""
-    seen = set()
-    for function in source.forward_path:
-        for node in ast.walk(function.node):
-            if isinstance(node, ast.Call) and node not in seen:
-                seen.add(node)
-                yield function, node
 
 
 Check = Callable[..., list[Finding]]

@@ -8,7 +8,7 @@ import itertools
 import re
 from typing import NamedTuple
 
-from autoport.review.source import Function, PortSource
+from autoport.review.source import Function, PortSource, enclosing_loop
 from autoport.review.syntax import assigned, self_attribute, walk
 
 UNKNOWN = "{}"
@@ -21,13 +21,10 @@ def origins(function: Function, node: ast.expr, depth: int = 6) -> list[ast.expr
         return origins(function, node.body, depth) + origins(function, node.orelse, depth)
     if not isinstance(node, ast.Name) or depth == 0:
         return [node]
-    values = [value for value in assigned(function.node, node.id) if not _mentions(value, node.id)]
-    found = [origin for value in values for origin in origins(function, value, depth - 1)]
+    found = [
+        origin for value in assigned(function.node, node.id) for origin in origins(function, value, depth - 1)
+    ]
     return found or [node]
-
-
-def _mentions(node: ast.AST, name: str) -> bool:
-    return any(isinstance(item, ast.Name) and item.id == name for item in (node, *walk(node)))
 
 
 def patterns(source: PortSource, function: Function, node: ast.expr, depth: int = 6) -> list[str]:
@@ -62,7 +59,7 @@ def patterns(source: PortSource, function: Function, node: ast.expr, depth: int 
             p for branch in (node.body, node.orelse) for p in patterns(source, function, branch, depth - 1)
         ]
     if isinstance(node, ast.Name):
-        looped = _loop_values(function, node.id)
+        looped = _loop_values(function, node)
         values = looped if looped else [origin for origin in origins(function, node) if origin is not node]
         return [pattern for value in values for pattern in patterns(source, function, value, depth - 1)]
     if isinstance(node, ast.Attribute):
@@ -79,27 +76,22 @@ def _joined(parts: list[list[str]]) -> list[str]:
     return ["".join(choice) for choice in itertools.islice(itertools.product(*parts), MAX_PATTERNS)]
 
 
-def _loop_values(function: Function, name: str) -> list[ast.expr]:
+def _loop_values(function: Function, name: ast.Name) -> list[ast.expr]:
     """The literals that the loop variable `name` takes."""
-    for node in walk(function.node):
-        if not isinstance(node, (ast.For, ast.comprehension)):
-            continue
-        iterable = origins(function, node.iter)[0]
-        if isinstance(iterable, ast.Constant) and isinstance(iterable.value, str):
-            iterable = ast.List([ast.Constant(letter) for letter in iterable.value], ast.Load())
-        if not isinstance(iterable, (ast.List, ast.Tuple)):
-            continue
-        if isinstance(node.target, ast.Name) and node.target.id == name:
-            return list(iterable.elts)
-        if isinstance(node.target, ast.Tuple):
-            for position, target in enumerate(node.target.elts):
-                if isinstance(target, ast.Name) and target.id == name:
-                    rows = [
-                        row
-                        for row in iterable.elts
-                        if isinstance(row, ast.Tuple) and len(row.elts) > position
-                    ]
-                    return [row.elts[position] for row in rows]
+    loop = enclosing_loop(function.file, name)
+    if loop is None:
+        return []
+    target, iterable = loop[0], origins(function, loop[1])[0]
+    if isinstance(iterable, ast.Constant) and isinstance(iterable.value, str):
+        return [ast.Constant(letter) for letter in iterable.value]
+    if not isinstance(iterable, (ast.List, ast.Tuple)):
+        return []
+    if isinstance(target, ast.Name):
+        return list(iterable.elts)
+    rows = [row.elts for row in iterable.elts if isinstance(row, ast.Tuple)]
+    for position, item in enumerate(target.elts if isinstance(target, ast.Tuple) else []):
+        if isinstance(item, ast.Name) and item.id == name.id:
+            return [row[position] for row in rows if len(row) > position]
     return []
 
 

@@ -4,8 +4,18 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from autoport.review.names import origins
 from autoport.review.source import Class, Function, PortSource
-from autoport.review.syntax import argument, calls, dotted, keyword, last_name, self_attribute, walk
+from autoport.review.syntax import (
+    argument,
+    assignments,
+    calls,
+    dotted,
+    keyword,
+    last_name,
+    self_attribute,
+    walk,
+)
 
 # Parameters of modules that a port takes from the plugin or from torch. The bias is there unless bias=False.
 SHARED_MODULES: dict[str, tuple[str, ...]] = {
@@ -59,16 +69,14 @@ def _parameters(
 
 
 def _assigned(function: Function) -> Iterator[tuple[str, ast.expr]]:
-    for node in walk(function.node):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                if attribute := self_attribute(target):
-                    yield attribute, node.value
-        elif isinstance(node, ast.Call) and dotted(node.func) == "self.register_parameter":
-            name, value = argument(node, "name", 0), argument(node, "param", 1)
-            if isinstance(name, ast.Constant) and value is not None:
-                yield str(name.value), value
+    for target, value in assignments(function.node):
+        if attribute := self_attribute(target):
+            yield attribute, value
+    for call in calls(function.node):
+        if dotted(call.func) == "self.register_parameter":
+            name, parameter = argument(call, "name", 0), argument(call, "param", 1)
+            if isinstance(name, ast.Constant) and parameter is not None:
+                yield str(name.value), parameter
 
 
 def _branches(value: ast.expr) -> list[ast.expr]:
@@ -120,11 +128,11 @@ def path_class(function: Function) -> Class:
 def makes_parameter(source: PortSource, function: Function, call: ast.Call) -> bool:
     """Whether a call runs a function of this port that returns an `nn.Parameter`."""
     return any(
-        isinstance(node, ast.Return)
-        and isinstance(node.value, ast.Call)
-        and last_name(node.value.func) == "Parameter"
+        isinstance(origin, ast.Call) and last_name(origin.func) == "Parameter"
         for called in source.resolve(function, call.func)
         for node in walk(called.node)
+        if isinstance(node, ast.Return) and node.value is not None
+        for origin in origins(called, node.value)
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoport.errors import Problem, Refusal
-from autoport.review.syntax import assigned, dotted, names_in, self_attribute, walk
+from autoport.review.syntax import assigned, assignments, calls, dotted, names_in, self_attribute, walk
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -103,6 +103,7 @@ class PortSource:
     def __init__(self, files: list[SourceFile]):
         self.files = files
         self._by_module = {file.path.stem: file for file in files}
+        self._attributes: dict[ast.ClassDef, dict[str, list[tuple[Function, ast.expr]]]] = {}
 
     @classmethod
     def load(cls, folder: Path, root: Path) -> "PortSource":
@@ -206,15 +207,13 @@ class PortSource:
 
     def assignments(self, cls: Class, attribute: str) -> list[tuple[Function, ast.expr]]:
         """Every value that a method of the class assigns to ``self.<attribute>``."""
-        found = []
-        for function in self.methods(cls):
-            for node in walk(function.node):
-                targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-                if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-                    continue
-                if any(self_attribute(target) == attribute for target in targets if target is not None):
-                    found.append((function, node.value))
-        return found
+        if cls.node not in self._attributes:
+            by_name: dict[str, list[tuple[Function, ast.expr]]] = {}
+            for function in self.methods(cls):
+                for target, value in assignments(function.node):
+                    by_name.setdefault(self_attribute(target), []).append((function, value))
+            self._attributes[cls.node] = by_name
+        return self._attributes[cls.node].get(attribute, [])
 
     def attribute_types(self, cls: Class, attribute: str) -> list[tuple[str, Class | None]]:
         """Classes of ``self.<attribute>``: (dotted name, class when it is defined in this port).
@@ -241,9 +240,8 @@ class PortSource:
         if isinstance(node, ast.Name):
             if node.id == "self":
                 return function.owner
-            loop = _loop_over(function.node, node.id)
+            loop = _loop_over(function.file, node)
             values = [loop] if loop is not None else assigned(function.node, node.id)
-            values = [value for value in values if node.id not in names_in(value)]
             return next((found for value in values if (found := self.type_of(function, value))), None)
         if isinstance(node, ast.Attribute):
             owner = self.type_of(function, node.value)
@@ -256,7 +254,7 @@ class PortSource:
     def resolve(self, function: Function, target: ast.expr) -> list[Function]:
         """The functions of this port that calling `target` may run.
 
-        A method, a module's forward, a module-level function, or what a local name was set to.
+        A method, a module's forward, a constructor, a module-level function, or what a local name is set to.
         """
         if isinstance(target, ast.IfExp):
             return self.resolve(function, target.body) + self.resolve(function, target.orelse)
@@ -266,9 +264,11 @@ class PortSource:
             other, original = self._imported(function.file, target.id)
             if other and original in other.functions:
                 return [Function(other, other.functions[original], None)]
-            values = [
-                value for value in assigned(function.node, target.id) if target.id not in names_in(value)
-            ]
+            cls = self.find_class(function.file, target.id)
+            constructor = self.method(cls, "__init__") if cls else None
+            if constructor:
+                return [constructor]
+            values = assigned(function.node, target.id)
             values = [value for value in values if isinstance(value, (ast.Attribute, ast.IfExp))]
             found = [item for value in values for item in self.resolve(function, value)]
             if found:
@@ -308,6 +308,12 @@ class PortSource:
         return self.reachable(function for cls in self.modules if (function := self.method(cls, "forward")))
 
     @functools.cached_property
+    def forward_calls(self) -> list[tuple[Function, ast.Call]]:
+        """Every call in the forward path, each once."""
+        found = {call: function for function in self.forward_path for call in calls(function.node)}
+        return [(function, call) for call, function in found.items()]
+
+    @functools.cached_property
     def constructor_path(self) -> list[Function]:
         """Every function that runs while a module is constructed."""
         roots = (function for cls in self.modules if (function := self.method(cls, "__init__")))
@@ -343,16 +349,28 @@ def _constructed(value: ast.expr) -> list[ast.Call]:
     return found
 
 
-def _loop_over(function: Def, name: str) -> ast.expr | None:
-    """What the loop variable `name` runs over (``enumerate`` and ``zip`` of one thing seen through)."""
-    for node in walk(function):
-        if not isinstance(node, (ast.For, ast.comprehension)):
-            continue
-        target, iterable = node.target, node.iter
-        if isinstance(iterable, ast.Call) and dotted(iterable.func) == "enumerate" and iterable.args:
-            iterable = iterable.args[0]
-            if isinstance(target, ast.Tuple) and len(target.elts) == 2:
-                target = target.elts[1]
-        if isinstance(target, ast.Name) and target.id == name:
-            return iterable
+def enclosing_loop(file: SourceFile, name: ast.Name) -> tuple[ast.expr, ast.expr] | None:
+    """Target and iterable of the innermost loop or comprehension around `name` that binds it."""
+    for node in file.ancestors(name):
+        loops: list[ast.For | ast.comprehension] = []
+        if isinstance(node, ast.For):
+            loops = [node]
+        elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+            loops = list(node.generators)
+        for loop in loops:
+            if name.id in names_in(loop.target):
+                return loop.target, loop.iter
     return None
+
+
+def _loop_over(file: SourceFile, name: ast.Name) -> ast.expr | None:
+    """What the loop variable `name` runs over (``enumerate`` seen through)."""
+    loop = enclosing_loop(file, name)
+    if loop is None:
+        return None
+    target, iterable = loop
+    if isinstance(iterable, ast.Call) and dotted(iterable.func) == "enumerate" and iterable.args:
+        iterable = iterable.args[0]
+        if isinstance(target, ast.Tuple) and len(target.elts) == 2:
+            target = target.elts[1]
+    return iterable if isinstance(target, ast.Name) and target.id == name.id else None

@@ -1,6 +1,7 @@
 """Small questions about syntax trees."""
 
 import ast
+import functools
 from collections.abc import Iterator
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -43,17 +44,31 @@ def self_attribute(node: ast.AST) -> str:
     return ""
 
 
-def assigned(root: ast.AST, name: str) -> list[ast.expr]:
-    """Values that the local name `name` is assigned below `root`; a tuple of names takes a tuple's parts."""
-    found = []
+@functools.lru_cache(maxsize=1024)
+def assignments(root: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """Every (target, value) assigned below `root`; ``a, b = x, y`` gives two of them."""
+    found: list[tuple[ast.expr, ast.expr]] = []
     for node in walk(root):
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                pairs = [(target, node.value)]
                 if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = list(zip(target.elts, node.value.elts, strict=False))
-                found += [value for item, value in pairs if isinstance(item, ast.Name) and item.id == name]
+                    found += zip(target.elts, node.value.elts, strict=False)
+                else:
+                    found.append((target, node.value))
     return found
+
+
+def assigned(root: ast.AST, name: str) -> list[ast.expr]:
+    """Values that the local name `name` is assigned below `root`, without those that use it themselves."""
+    return [
+        value
+        for target, value in assignments(root)
+        if isinstance(target, ast.Name) and target.id == name and not _uses(value, name)
+    ]
+
+
+def _uses(node: ast.AST, name: str) -> bool:
+    return any(isinstance(item, ast.Name) and item.id == name for item in ast.walk(node))
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

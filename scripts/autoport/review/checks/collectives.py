@@ -8,7 +8,6 @@ from autoport.review.finding import (
     Subject,
     check,
     failed,
-    forward_calls,
     judge,
     passed,
 )
@@ -136,7 +135,7 @@ def _dimension(call: ast.Call) -> int | float | None:
 def collective_results(subject: Subject) -> list[Finding]:
     """all_reduce works in place on a name; the result of all_gather and reduce_scatter must be used."""
     findings = []
-    for function, call in forward_calls(subject.source):
+    for function, call in subject.source.forward_calls:
         if last_name(call.func) in COLLECTIVES and isinstance(call.func, ast.Attribute):
             where, text = function.file.at(call), ast.unparse(call)
             fault = _misused(call, function.file.parents.get(call))
@@ -164,7 +163,7 @@ def _misused(call: ast.Call, parent: ast.AST | None) -> str:
 def collective_groups(subject: Subject) -> list[Finding]:
     """Collectives are methods of the group coordinator, not of `torch.distributed` or of a process group."""
     findings = []
-    for function, call in forward_calls(subject.source):
+    for function, call in subject.source.forward_calls:
         if last_name(call.func) not in COLLECTIVES | {"all_gather_into_tensor", "reduce_scatter_tensor"}:
             continue
         where, text = function.file.at(call), ast.unparse(call.func)
@@ -219,7 +218,7 @@ def _followed(subject: Subject, function: Function, node: ast.expr) -> list[list
 @check
 def prefill_length(subject: Subject) -> list[Finding]:
     """Some function of the forward path raises when the tokens of a prefill do not divide by the ranks."""
-    if not any(last_name(call.func) == "reduce_scatter" for _, call in forward_calls(subject.source)):
+    if not any(last_name(call.func) == "reduce_scatter" for _, call in subject.source.forward_calls):
         raise NotApplicable("the port does not split the sequence over the ranks")
     findings = []
     for function in subject.source.forward_path:

@@ -10,14 +10,13 @@ from autoport.review.finding import (
     Subject,
     check,
     failed,
-    forward_calls,
     judge,
     passed,
 )
 from autoport.review.names import origins
 from autoport.review.parameters import Parameter, rank_of, tensor_call
 from autoport.review.source import Class, Function, SourceFile
-from autoport.review.syntax import calls, dotted, keyword, last_name, names_in, self_attribute, walk
+from autoport.review.syntax import argument, calls, dotted, keyword, last_name, names_in, self_attribute, walk
 
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter"}
 EXPERT_KERNELS = ("moe_cte", "moe_block_tkg", "moe_tkg")
@@ -44,7 +43,7 @@ def _expert_classes(subject: Subject) -> list[Class]:
     """Modules that call an expert kernel or the router, or hold a list of experts."""
     routing = {*EXPERT_KERNELS, "router", "rmsnorm_router_topk_tkg"}
     found = {}
-    for function, call in forward_calls(subject.source):
+    for function, call in subject.source.forward_calls:
         if function.owner and subject.functional_op(function, call) in routing:
             found[function.owner.node] = function.owner
     for cls in subject.source.modules:
@@ -130,7 +129,7 @@ def ep_unified_group(subject: Subject) -> list[Finding]:
     """Every collective of the forward path, and every parallel module, uses one group."""
     _require_ep(subject)
     by_group: dict[str, list[str]] = {}
-    for function, call in forward_calls(subject.source):
+    for function, call in subject.source.forward_calls:
         if isinstance(call.func, ast.Attribute) and last_name(call.func) in COLLECTIVES:
             group = _group(subject, function, call.func.value)
             by_group.setdefault(group, []).append(function.file.at(call))
@@ -263,11 +262,19 @@ def ep_expert_filter(subject: Subject) -> list[Finding]:
     if not parameters:
         raise NotApplicable("no parameter of an expert was found")
     findings = []
-    functions = {(f.node, f.file): f for f in (*subject.source.constructor_path, *subject.source.load_path)}
-    for function in functions.values():
-        used = [node for node in walk(function.node) if last_name(node) in EXPERT_FILTERS]
-        if used and ROUTED.search(ast.unparse(function.node)):
-            findings.append(passed(function.file.at(used[0]), f"{function.name} uses {last_name(used[0])}"))
+    for function in subject.source.constructor_path:
+        for call in calls(function.node):
+            loader = argument(call, "loader", 1) if last_name(call.func) == "set_weight_loader" else None
+            for origin in [] if loader is None else origins(function, loader):
+                if used := names_in(origin) & EXPERT_FILTERS:
+                    findings.append(
+                        passed(function.file.at(call), f"loaded through {', '.join(sorted(used))}")
+                    )
+    for function in subject.source.load_path:
+        selecting = [node for node in walk(function.node) if last_name(node) in EXPERT_FILTERS]
+        if selecting and ROUTED.search(ast.unparse(function.node)):
+            text = f"{function.name} selects by {last_name(selecting[0])}"
+            findings.append(passed(function.file.at(selecting[0]), text))
     return findings or [failed(p.at, f"{p.name}: nothing selects this EP rank's experts") for p in parameters]
 
 

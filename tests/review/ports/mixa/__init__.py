@@ -1,0 +1,3 @@
+from .factory import MixaForCausalLM
+
+__all__ = ["MixaForCausalLM"]

@@ -1,0 +1,3 @@
+from .factory import NovaForCausalLM
+
+__all__ = ["NovaForCausalLM"]
