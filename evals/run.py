@@ -128,7 +128,10 @@ def holds(text: str, folder: Path) -> bool:
         return (json.loads(match["text"]).lower() in content.lower()) is (match["verb"] == "contains")
     value = json.loads(content)
     for part in match["key"].split("."):
-        value = value[int(part)] if isinstance(value, list) else value.get(part)
+        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
     return bool(value == json.loads(match["value"]))
 
 

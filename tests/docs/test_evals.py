@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autoport.cli import port
+import typer
+from autoport.cli import review
 from doc_checks import ROOT
 
 spec = importlib.util.spec_from_file_location("evals_run", ROOT / "evals" / "run.py")
@@ -50,7 +51,8 @@ def test_structure_problems_are_found(key: str, value: object, problem: str):
         ('b.json lacks "text"', False),
         ('a.json: steps.0.status is "done"', True),
         ("a.json: steps.0.status is true", False),
-        ("a.json: nothing is 1", False),
+        ("a.json: nothing.at.all is 1", False),
+        ("a.json: steps.7.status is 1", False),
     ],
 )
 def test_assertions(tmp_path: Path, assertion: str, expected: bool):
@@ -68,10 +70,13 @@ def test_prepared_scenario_is_not_passed_yet(name: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_scenario_is_passed_by_a_run_that_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    runner.prepare(CASES["resumed-port"], tmp_path)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(port.typer.Exit):
-        port.command("yi", "checkpoints/yi", workspace=Path("workspace"), dry_run=True)
-    (tmp_path / runner.REPLY).write_text("green on the simulator")
-    assert all(runner.holds(text, tmp_path) for text in CASES["resumed-port"]["assertions"])
+def test_scenario_is_passed_by_who_does_it(tmp_path: Path):
+    case = CASES["hand-written-port"]
+    runner.prepare(case, tmp_path)
+    with pytest.raises(typer.Exit) as stopped:
+        review.command("qwen2", workspace=tmp_path / "workspace")
+    assert stopped.value.exit_code == 1
+    (tmp_path / runner.REPLY).write_text(
+        "BIAS-2D at model.py:208, FWD-DEVICE at model.py:60, META-INIT at model.py:50"
+    )
+    assert all(runner.holds(text, tmp_path) for text in case["assertions"])
