@@ -4,6 +4,7 @@ from pathlib import Path
 
 import doc_checks
 import pytest
+import yaml
 from autoport.install.bundle import MAIN_SKILL, bundled_skills
 from doc_checks import ROOT
 
@@ -53,6 +54,14 @@ def test_main_skill_names_the_commands_of_every_phase():
     named = {words[0] for words in commands if words}
     assert named >= {"port", "research", "analyze", "generate", "register", "document", "review", "prove"}
     assert named >= {"doctor", "init-workspace", "status", "diagnose", "search-ops", "compute-tp", "inspect"}
+
+
+def test_pages_that_diagnose_points_at_exist():
+    catalogue = yaml.safe_load((ROOT / "references" / "failures.yaml").read_text(encoding="utf-8"))
+    pages = [entry["page"] for entries in catalogue.values() for entry in entries if "page" in entry]
+    assert pages
+    text = "".join(f"[page]({page})\n" for page in pages)
+    assert not doc_checks.link_problems(ROOT / "references" / "failures.yaml", text)
 
 
 @pytest.mark.parametrize(
