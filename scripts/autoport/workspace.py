@@ -27,7 +27,7 @@ STATE_FOLDER = ".autoport"
 T = TypeVar("T")
 
 
-# --- Names --------------------------------------------------------------------------------------------------------
+# --- Names ---
 
 # Words of model names that the plugin writes in capitals; every other word is capitalised.
 ACRONYMS = {
@@ -45,8 +45,8 @@ def check_model_name(name: str) -> str:
     """Return `name` if it can be a folder and module name under `model/`.
 
     Raises:
-        Refusal: NAME-SNAKE for anything but lower-case snake_case, NAME-KEYWORD for a Python keyword or a name
-            that the plugin's `model` package uses itself.
+        Refusal: NAME-SNAKE for anything but lower-case snake_case, NAME-RESERVED for a Python keyword or a
+            name that the plugin's `model` package uses itself.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise refuse(
@@ -76,7 +76,7 @@ def class_prefix(name: str) -> str:
     return "".join(ACRONYMS.get(word, word[0].upper() + word[1:]) for word in name.split("_"))
 
 
-# --- Atomic files -------------------------------------------------------------------------------------------------
+# --- Atomic files ---
 
 
 def sha256(data: bytes) -> str:
@@ -120,7 +120,7 @@ def write_atomic(path: Path, data: bytes, staging: Path | None = None) -> None:
         ) from error
 
 
-# --- Workspace ----------------------------------------------------------------------------------------------------
+# --- Workspace ---
 
 
 class Workspace:
@@ -157,7 +157,7 @@ class Workspace:
             "WS-MISSING",
             "no vllm_neuron/ or private_vllm_neuron/ package with a model/ folder",
             root,
-            "pass the plugin's checkout with --workspace, or make one to try things: autoport init-workspace DIR",
+            "pass the plugin's checkout with --workspace, or make one: autoport init-workspace DIR",
         )
 
     @classmethod
@@ -214,7 +214,7 @@ def get_models() -> list[tuple[str, type]]:
 '''
 
 
-# --- Port ---------------------------------------------------------------------------------------------------------
+# --- Port ---
 
 
 class StepRecord(msgspec.Struct):

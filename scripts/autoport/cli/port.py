@@ -29,10 +29,10 @@ def command(
     ] = False,
     review: Annotated[bool, typer.Option("--review", help="Pause after the analysis (exit code 3).")] = False,
     confirm: Annotated[bool, typer.Option("--confirm", help="Go on after a --review pause.")] = False,
-    relax: Relax = [],  # noqa: B006
+    relax: Relax = [],
     context_length: ContextLength = 4096,
     batch_size: BatchSize = 1,
-    tp: TpSizes = [],  # noqa: B006
+    tp: TpSizes = [],
     force: Force = False,
     replace_row: ReplaceRow = False,
     trust_remote_code: TrustRemoteCode = False,
