@@ -12,7 +12,7 @@ def command(
         str,
         typer.Argument(metavar="CONFIG", help="config.json, its folder, or a hub id.", show_default=False),
     ],
-    relax: Relax = [],  # noqa: B006
+    relax: Relax = [],
     context_length: ContextLength = 4096,
     batch_size: BatchSize = 1,
     as_json: AsJson = False,
