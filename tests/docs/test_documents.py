@@ -58,7 +58,12 @@ def test_main_skill_names_the_commands_of_every_phase():
 
 def test_pages_that_diagnose_points_at_exist():
     catalogue = yaml.safe_load((ROOT / "references" / "failures.yaml").read_text(encoding="utf-8"))
-    pages = [entry["page"] for entries in catalogue.values() for entry in entries if "page" in entry]
+    pages = [
+        entry["page"]
+        for entries in catalogue.values()
+        for entry in entries
+        if isinstance(entry, dict) and "page" in entry
+    ]
     assert pages
     text = "".join(f"[page]({page})\n" for page in pages)
     assert not doc_checks.link_problems(ROOT / "references" / "failures.yaml", text)
