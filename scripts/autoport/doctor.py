@@ -138,30 +138,34 @@ def _workspace(path: Path) -> Iterator[Item]:
 # --- Device -----------------------------------------------------------------------------------------
 
 
+def devices() -> list[Path]:
+    return sorted(Path("/dev").glob("neuron[0-9]*"))
+
+
 def _device(dry_run: bool) -> Iterator[Item]:
-    devices = sorted(Path("/dev").glob("neuron[0-9]*"))
+    count = len(devices())
     if dry_run:
-        yield Item("Neuron device", "skipped", f"{len(devices)} found; a dry run needs none")
+        yield Item("Neuron device", "skipped", f"{count} found; a dry run needs none")
         return
-    if not devices:
+    if not count:
         step = "pass --dry-run to port and prove on the CPU, or run on a trn2 instance"
         yield Item("Neuron device", "stop", "no /dev/neuron* on this machine", step)
         return
     tool = shutil.which("neuron-ls")
     if tool is None:
         step = "install the Neuron tools (aws-neuronx-tools), or put /opt/aws/neuron/bin on PATH"
-        yield Item("Neuron device", "warn", f"{len(devices)} devices; neuron-ls is not on PATH", step)
+        yield Item("Neuron device", "warn", f"{count} devices; neuron-ls is not on PATH", step)
         return
     cores = neuron_cores(tool)
     if cores is None:
         yield Item(
             "Neuron device",
             "warn",
-            f"{len(devices)} devices; neuron-ls failed",
+            f"{count} devices; neuron-ls failed",
             f"run {tool} and read its error",
         )
         return
-    yield Item("Neuron device", "ok", f"{len(devices)} devices, {cores} cores")
+    yield Item("Neuron device", "ok", f"{count} devices, {cores} cores")
 
 
 def neuron_cores(tool: str) -> int | None:
@@ -170,7 +174,7 @@ def neuron_cores(tool: str) -> int | None:
         result = subprocess.run(
             [tool, "--json-output"], capture_output=True, text=True, timeout=TOOL_TIMEOUT_SECONDS, check=True
         )
-        return sum(int(device["nc_count"]) for device in json.loads(result.stdout))
+        return sum(int(device["nc_count"]) for device in json.loads(result.stdout)) or None
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
 
