@@ -302,7 +302,7 @@ class ProofRun(msgspec.Struct, frozen=True):
         hardware: Device rules that rank 0 met.
         collectives: Calls in one forward of rank 0 by kind, for each step and bucket, e.g. ``"prefill 64"``.
         failure: Why the run is red, its first failing phase first; empty when it is green.
-        log: Output of the ranks, relative to the port's state folder.
+        log: Output of the rank to look at, relative to the workspace.
     """
 
     tp_size: int

@@ -28,7 +28,7 @@ class Proven:
         plan = self.port.read_state("plan.json", Plan, "analyze")
         facts = self.port.read_state("facts.json", Facts, "research")
         self.factory = plan.architecture.hf_name
-        self.prepared = prepare(plan.architecture, facts.config, self.port.state_dir)
+        self.prepared = prepare(facts, self.port.state_dir)
         sizes, not_run = choose_tp_sizes(plan.tp, [])
         subject = self.subject(self.port.workspace.root)
         self.proof = prove(subject, self.prepared, sizes, not_run, self.port.state_dir)

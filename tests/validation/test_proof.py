@@ -116,6 +116,7 @@ FAULTS = {
     "a read of a tensor's value": Fault(
         {r"( +)freqs = ": r"\1int(positions.max().item())\n\1freqs = "}, PREFILL
     ),
+    "logits of one rank only": Fault({r"gather_output=.*,": "gather_output=False,"}, PREFILL, tp_size=2),
     "a syntax error": Fault({r"class ": "klass "}, "load"),
 }
 
@@ -156,11 +157,11 @@ def test_a_red_proof_ends_the_step_and_says_where_to_look(proven, tmp_path):
     port = Port(workspace, "subject")
     outcome = step.run(port, Options(dry_run=True))
     assert outcome.status == "red"
-    assert outcome.summary.startswith("TP 1 float32 fails in prefill: relative error")
+    assert outcome.summary.startswith("red at TP 1, float32: prefill: relative error")
     proof = port.read_state("proof.json", Proof, "prove")
     assert not proof.passed
     assert [(run.tp_size, run.dtype) for run in proof.runs] == [(1, "float32"), (2, "float32")]
-    assert (port.state_dir / proof.runs[0].log).is_file()
+    assert (workspace.root / proof.runs[0].log).is_file()
 
 
 def test_the_traceback_is_in_the_log_and_not_in_the_verdict(proven, tmp_path):

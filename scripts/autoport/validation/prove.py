@@ -4,13 +4,14 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autoport.schema import Architecture, PhaseProof, Proof, ProofRun
+from autoport.schema import Facts, PhaseProof, Proof, ProofRun
 from autoport.validation import metrics, ranks, reference
 from autoport.validation.scenario import PHASES, SAMPLING, SEQUENCES, SPANS, draw_prompts
-from autoport.validation.simulated import Dtype, SimulatedRun, Subject, run_scenario
-from autoport.validation.twin import build, shrink
+from autoport.validation.shrink import shrink
+from autoport.validation.simulated import DTYPES, Dtype, SimulatedRun, Subject, run_scenario
+from autoport.validation.twin import build
 
 if TYPE_CHECKING:
     import torch
@@ -37,11 +38,8 @@ class Prepared(NamedTuple):
     reference: Reference
 
 
-def prepare(architecture: Architecture, config: dict[str, Any], state_dir: Path) -> Prepared:
+def prepare(facts: Facts, state_dir: Path) -> Prepared:
     """Build the twin in ``<state_dir>/proof/twin`` and run the reference on it.
-
-    Args:
-        config: The real model's config.json.
 
     Raises:
         Refusal: PROOF-VLLM, PROOF-CLASS or TWIN-SHRINK.
@@ -49,7 +47,7 @@ def prepare(architecture: Architecture, config: dict[str, Any], state_dir: Path)
     ranks.check_installed()
     ranks.warm_up()
     shutil.rmtree(state_dir / FOLDER, ignore_errors=True)
-    twin_config = shrink(config, architecture)
+    twin_config = shrink(facts)
     checkpoint = build(twin_config, state_dir / FOLDER / "twin", SEED)
     return Prepared(twin_config, checkpoint, run_reference(checkpoint))
 
@@ -70,7 +68,7 @@ def prove(
     """
     runs: list[ProofRun] = []
     for tp_size in tp_sizes:
-        for dtype in get_args(Dtype):
+        for dtype in DTYPES:
             run = prove_run(subject, prepared, tp_size, dtype, state_dir)
             runs.append(run)
             if run.failure:
@@ -100,7 +98,7 @@ def run_reference(twin: Path) -> Reference:
         for name, prompt in prompts.items()
     }
     logits: dict[Dtype, dict[str, torch.Tensor]] = {}
-    for dtype in get_args(Dtype):
+    for dtype in DTYPES:
         model = reference.load(twin, getattr(torch, dtype))
         logits[dtype] = {name: reference.logits(model, ids) for name, ids in sequences.items()}
     return Reference(sequences, logits)
@@ -138,7 +136,7 @@ def prove_run(subject: Subject, prepared: Prepared, tp_size: int, dtype: Dtype, 
         collectives=observed.collectives if observed else {},
         seconds=round(time.monotonic() - started, 2),
         failure=failure,
-        log=str(log.relative_to(state_dir)),
+        log=str(log.relative_to(subject.workspace)),
     )
 
 
@@ -150,11 +148,15 @@ def compare(
 
     spans = [span for span in SPANS if span.phase == phase]
     places = [(span.sequence, position) for span in spans for position in range(span.start, span.stop)]
+
+    def reference_rows(kind: Dtype) -> "torch.Tensor":
+        return torch.cat([expected.logits[kind][span.sequence][span.start : span.stop] for span in spans])
+
     port = torch.cat([observed[phase, span.sequence] for span in spans])
-    expected32, expected16 = (
-        torch.cat([expected.logits[kind][span.sequence][span.start : span.stop] for span in spans])
-        for kind in get_args(Dtype)
-    )
+    expected32, expected16 = reference_rows("float32"), reference_rows("bfloat16")
+    if port.shape != expected32.shape:
+        found = f"{phase}: logits {list(port.shape)}, the reference has {list(expected32.shape)}"
+        return PhaseProof(phase, len(places), None, "", 0, 0, failure=found)
     errors = metrics.relative_errors(port, expected32)
     worst = int(errors.argmax())
     error = float(errors[worst])

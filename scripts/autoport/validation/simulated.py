@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Logits = dict[tuple[str, str], torch.Tensor]
 
 Dtype = Literal["float32", "bfloat16"]
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ def run_scenario(
         collectives |= {
             f"{step} {bucket}": dict(report.collectives)
             for (step, bucket), report in harness.reports.items()
-            if not harness.samples_on_device
+            if not harness.samples_on_device  # else the same as in the first run
         }
     return SimulatedRun(
         logits=logits,
@@ -199,4 +200,4 @@ def _phase(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise Explained(f"{name}: {type(error).__name__}: {error}") from error
+        raise Explained(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}") from error

@@ -8,8 +8,8 @@ from autoport.schema import Facts, Plan, Proof, TpCandidate, TpPlan
 from autoport.validation.prove import prepare, prove
 from autoport.validation.ranks import check_installed
 from autoport.validation.scenario import SAMPLING
+from autoport.validation.shrink import TP_SIZES
 from autoport.validation.simulated import Subject
-from autoport.validation.twin import TP_SIZES
 from autoport.workspace import Port
 
 DEFAULT_TP_SIZES = (1, 2)
@@ -31,7 +31,8 @@ def run(port: Port, options: Options) -> Outcome:
         name=port.name,
         factory=plan.architecture.hf_name,
     )
-    prepared = prepare(plan.architecture, facts.config, port.state_dir)
+    (port.state_dir / "proof.json").unlink(missing_ok=True)
+    prepared = prepare(facts, port.state_dir)
     proof = prove(subject, prepared, tp_sizes, not_run, port.state_dir)
     port.write_state("proof.json", proof)
     return Outcome("done" if proof.passed else "red", summarise(proof), data=proof)
@@ -49,7 +50,12 @@ def choose_tp_sizes(plan: TpPlan, wanted: Sequence[int]) -> tuple[list[int], dic
     candidates = {candidate.tp_size: candidate for candidate in plan.candidates}
     if wanted:
         problems = [
-            Problem("PROOF-TP", f"TP {size}: {reason}", "option --tp", "choose one that is valid")
+            Problem(
+                "PROOF-TP",
+                f"TP {size}: {reason}",
+                "option --tp",
+                "choose one that is valid, see 'autoport compute-tp'",
+            )
             for size in wanted
             if (reason := _reason_against(candidates.get(size), allowed=("MEM",)))
         ]
@@ -79,7 +85,7 @@ def summarise(proof: Proof) -> str:
         return f"no tensor-parallel size to prove ({reasons})"
     for run in proof.runs:
         if run.failure:
-            return f"TP {run.tp_size} {run.dtype} fails in {run.failure} (log: {run.log})"
+            return f"red at TP {run.tp_size}, {run.dtype}: {run.failure} (log: {run.log})"
     sizes = ", ".join(str(size) for size in dict.fromkeys(run.tp_size for run in proof.runs))
     phases = [phase for run in proof.runs for phase in run.phases]
     error = max(phase.max_relative_error or 0.0 for phase in phases if phase.r_ratio is None)

@@ -1,0 +1,173 @@
+"""The twin's config: the real one shrunk to the smallest sizes that keep its structure."""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from autoport.errors import refuse
+from autoport.schema import Facts
+from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SPLIT
+
+TP_SIZES = (1, 2, 4)  # the sizes that the twin admits exactly when the real model does
+MIN_HEAD_DIM = 16  # eight RoPE frequencies
+MAX_HEAD_DIM = 128  # the attention kernels' limit
+MIN_VOCAB = 512
+HIDDEN_MULTIPLE = 256  # what the decode MLP kernel needs
+WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
+
+# Config keys of sizes that a config leaves to its class, so that no key says where they go.
+STANDARD_KEYS = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
+
+
+def shrink(facts: Facts) -> dict[str, Any]:
+    """Return the config with every dimension shrunk, and everything else untouched.
+
+    Kept: the ratio of query to KV heads, which of TP 1, 2 and 4 are valid (and whether they shard or
+    replicate KV heads), whether head_dim is given or derived and how heads * head_dim compares to
+    hidden_size, divisibility of the vocabulary and the MLP by the TP sizes, every kind of layer, a window
+    that prompts exceed, and every band of the RoPE scaling.
+
+    Raises:
+        Refusal: TWIN-SHRINK when no small config keeps the structure.
+    """
+    value = {name: fact.value for name, fact in facts.fields.items()}
+    heads, kv_heads = _shrink_heads(value["num_heads"], value["num_kv_heads"])
+    head_dim, hidden, original_context = _shrink_widths(value, heads)
+    num_layers = _shrink_layers(facts.config, value["num_layers"])
+    vocab, intermediate = value["vocab_size"], value["intermediate_size"]
+    small_vocab = min(vocab, _next_divisible_as(vocab, MIN_VOCAB))
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": min(intermediate, _next_divisible_as(intermediate, hidden + hidden // 2)),
+        "num_layers": num_layers,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": small_vocab,
+        "max_position_embeddings": SEGMENTED_MODEL_LEN,
+        "dtype": "bfloat16",
+    }
+    if value.get("sliding_window") is not None:
+        sizes["sliding_window"] = min(value["sliding_window"], WINDOW)
+    twin = copy.deepcopy(facts.config)
+    for key, item in facts.config.items():
+        if isinstance(item, list) and len(item) == value["num_layers"]:
+            twin[key] = item[:num_layers]
+    for name, size in sizes.items():
+        source = facts.fields[name].source if name in facts.fields else ""
+        if not source.startswith("derived"):
+            twin[_config_key(name, source, facts.config)] = size
+    if original_context is not None:
+        _replace(twin, "original_max_position_embeddings", original_context)
+    _move_token_ids(twin, small_vocab)
+    return twin
+
+
+def _config_key(name: str, source: str, config: Mapping[str, Any]) -> str:
+    """The top-level key that a fact was read from."""
+    key = source.removeprefix("config.json: ")
+    return key if key in config else STANDARD_KEYS.get(name, name)
+
+
+def _shrink_heads(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
+    """Fewest (query, KV) heads of the same ratio that shard over the TP sizes as the real ones do."""
+    ratio = num_heads // num_kv_heads
+
+    def pattern(kv_heads: int) -> list[object]:
+        heads = ratio * kv_heads
+        return [
+            (heads % tp == 0, heads % (2 * tp) == 0, kv_heads % tp == 0, tp % kv_heads == 0 and kv_heads < tp)
+            for tp in TP_SIZES
+        ]
+
+    kv_heads = next(kv for kv in range(1, num_kv_heads + 1) if pattern(kv) == pattern(num_kv_heads))
+    return ratio * kv_heads, kv_heads
+
+
+def _shrink_widths(value: Mapping[str, Any], heads: int) -> tuple[int, int, int | None]:
+    """Smallest (head_dim, hidden_size, original context of the RoPE scaling or None) for `heads` heads."""
+    real_hidden, real_width = value["hidden_size"], value["num_heads"] * value["head_dim"]
+    multiple = HIDDEN_MULTIPLE if real_hidden % 128 == 0 else 2
+    for head_dim in range(min(MIN_HEAD_DIM, value["head_dim"]), MAX_HEAD_DIM + 1, 2):
+        width = heads * head_dim
+        if real_hidden == real_width:
+            hidden = width
+        elif real_hidden > real_width:
+            hidden = (width // multiple + 1) * multiple
+        else:
+            hidden = multiple
+        fits = hidden % multiple == 0 and (hidden < width) == (real_hidden < real_width)
+        if not fits:
+            continue
+        if value["rope_type"] != "llama3":
+            return head_dim, hidden, None
+        original_context = _shrink_original_context(value["rope_theta"], value["rope_parameters"], head_dim)
+        if original_context is not None:
+            return head_dim, hidden, original_context
+    raise refuse(
+        "TWIN-SHRINK",
+        f"no head_dim up to {MAX_HEAD_DIM} keeps the structure with {heads} heads",
+        "config.json",
+        "report this config: the twin cannot be built, so the port cannot be proven",
+    )
+
+
+def _shrink_original_context(theta: float, scaling: Mapping[str, float], head_dim: int) -> int | None:
+    """Smallest original context, below the longest prompt, that leaves no band of llama3 scaling empty.
+
+    Frequencies with a wavelength under context / high_freq_factor are kept, those over context /
+    low_freq_factor are divided by the factor, and those between are blended; one must be well inside the
+    blend.
+    """
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    wavelengths = [2 * math.pi * theta ** (2 * i / head_dim) for i in range(head_dim // 2)]
+    for context in range(64, SPLIT.prompt_length, 32):
+        blends = [(context / wavelength - low) / (high - low) for wavelength in wavelengths]
+        if min(blends) < 0 and max(blends) > 1 and any(0.25 < blend < 0.75 for blend in blends):
+            return context
+    return None
+
+
+def _shrink_layers(config: dict[str, Any], num_layers: int) -> int:
+    """At least two layers, and as many as it takes to have every kind that a per-layer list names."""
+    patterns = [value for value in config.values() if isinstance(value, list) and len(value) == num_layers]
+    kinds = [msgspec.json.encode(kind) for kind in zip(*patterns, strict=True)]
+    last_new = max((kinds.index(kind) for kind in kinds), default=0)
+    return min(num_layers, max(2, last_new + 1))
+
+
+def _next_divisible_as(real: int, start: int) -> int:
+    """Smallest number from `start` on that is divisible by the TP sizes as `real` is."""
+    largest = max(TP_SIZES)
+    return next(n for n in range(start, start + largest) if math.gcd(n, largest) == math.gcd(real, largest))
+
+
+def _replace(node: dict[str, Any], key: str, value: Any) -> None:
+    """Set `key` wherever it is present in `node` or a dict inside it."""
+    if key in node:
+        node[key] = value
+    for child in node.values():
+        if isinstance(child, dict):
+            _replace(child, key, value)
+
+
+def _move_token_ids(config: dict[str, Any], vocab: int) -> None:
+    """Move special token ids that the small vocabulary lacks to its end, each to a place of its own."""
+    places: Iterator[int] = iter(range(vocab - 1, -1, -1))
+    moved: dict[int, int] = {}
+
+    def move(token: Any) -> Any:
+        if isinstance(token, list):
+            return [move(item) for item in token]
+        if isinstance(token, bool) or not isinstance(token, int) or token < vocab:
+            return token
+        if token not in moved:
+            moved[token] = next(places)
+        return moved[token]
+
+    for key in config:
+        if key.endswith("token_id"):
+            config[key] = move(config[key])
