@@ -232,18 +232,19 @@ def test_new_keys_and_values_land_in_their_slots_and_nowhere_else():
 
 
 @pytest.mark.parametrize("slot", [-1, NUM_BLOCKS * BLOCK_LEN, 0xFFFFFFFF])
+@pytest.mark.parametrize("skipped", [0, 1])
 @pytest.mark.parametrize("other", ["elsewhere", "last_slot"])
-def test_slots_outside_the_cache_are_skipped(slot, other):
+def test_slots_outside_the_cache_are_skipped(slot, other, skipped):
     case = Case()
     arguments = case.arguments()
     last = NUM_BLOCKS * BLOCK_LEN - 1
     slots = arguments["kv_cache_update_idx"]
-    slots[0] = slot
+    slots[skipped] = slot
     if other == "last_slot":
-        slots[1] = last
+        slots[1 - skipped] = last
     if slot > 0:
         arguments["kv_cache_update_idx"] = slots.to(torch.uint32)
-    block, offset = divmod(int(slots[1]), BLOCK_LEN)
+    block, offset = divmod(int(slots[1 - skipped]), BLOCK_LEN)
     before = arguments["K_cache"].clone()
     NF.attention_decode(**arguments)
     assert not torch.equal(arguments["K_cache"][block, :, offset], before[block, :, offset])

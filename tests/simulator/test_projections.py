@@ -185,6 +185,9 @@ def test_mlp_norms():
 
 def test_mlp_returns_the_sum_it_normed():
     added = normal(7, H, seed=8)
-    output, summed = NF.mlp(TOKENS, GATE, UP, DOWN, fused_add_tensor=added, store_fused_add_result=True)
+    norm = dict(norm_type=NormType.RMS_NORM, ln_w=GAMMA)
+    output, summed = NF.mlp(
+        TOKENS, GATE, UP, DOWN, **norm, fused_add_tensor=added, store_fused_add_result=True
+    )
     assert torch.equal(summed, TOKENS + added)
-    torch.testing.assert_close(output, NF.mlp(TOKENS + added, GATE, UP, DOWN))
+    torch.testing.assert_close(output, NF.mlp(TOKENS + added, GATE, UP, DOWN, **norm))

@@ -77,21 +77,23 @@ def test_deterministic_draws_at_one_half():
     row = torch.tensor([[0.3, 0.45, 0.25]]).log()
     # Sorted: 0.45, 0.3, 0.25; the sums are 0.45, 0.75, 1: a half falls on the second.
     assert NF.sample(row, deterministic=True).tolist() == [0]
+    assert NF.sample(torch.zeros(1, 2), deterministic=True).tolist() == [0]
 
 
 def test_sharded_logits_give_the_ids_of_the_whole():
-    x = logits()
-    x[2, 900] = x[2, 100] = 50.0
+    x = logits(vocab=4096)
+    tied = x.clone()
+    tied[2, 900] = tied[2, 3100] = 50.0
 
     def run(rank):
-        shard = x.chunk(RANKS, dim=1)[rank].contiguous()
+        shard, tied_shard = (y.chunk(RANKS, dim=1)[rank].contiguous() for y in (x, tied))
         common = dict(tp_group=dist.group.WORLD, tp_rank=torch.tensor(rank, dtype=torch.int32))
         return (
-            NF.sample(shard, all_greedy=True, **common),
+            NF.sample(tied_shard, all_greedy=True, **common),
             NF.sample(shard, temperature=0.8, top_k=50, top_p=0.9, deterministic=True, **common),
         )
 
-    greedy = x.argmax(1).to(torch.int32)
+    greedy = tied.argmax(1).to(torch.int32)
     drawn = NF.sample(x, temperature=0.8, top_k=50, top_p=0.9, deterministic=True)
     for got in on_ranks(RANKS, run):
         assert torch.equal(got[0], greedy)

@@ -6,7 +6,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
+from torch.testing._internal.distributed.multi_threaded_pg import (
+    ProcessLocalGroup,
+    _install_threaded_pg,
+    _uninstall_threaded_pg,
+)
 
 
 class Coordinator:
@@ -34,6 +38,7 @@ def on_ranks(world_size: int, function: Callable[[int], Any]) -> list[Any]:
             dist.destroy_process_group()
         except BaseException as error:
             errors.append(error)
+            ProcessLocalGroup.exception_handle(error)  # wakes the ranks that wait for this one
 
     _install_threaded_pg()
     isolate(True)

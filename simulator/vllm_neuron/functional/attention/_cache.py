@@ -34,7 +34,9 @@ def gather_blocks(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         [B, kv_heads, blocks * block_len, D].
     """
     tiles = per_head_table(table, cache.shape[1]) if table.dim() == 2 else table.clamp(min=0)
-    return cache.flatten(0, 1)[tiles].flatten(2, 3)
+    B, kv_heads, blocks = tiles.shape
+    rows = cache.flatten(0, 1).index_select(0, tiles.flatten())
+    return rows.view(B, kv_heads, blocks * cache.shape[2], cache.shape[3])
 
 
 def quantize(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
