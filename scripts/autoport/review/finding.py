@@ -10,6 +10,7 @@ import msgspec
 from autoport.review.names import Mappings, weight_mappings
 from autoport.review.parameters import Parameter, model_parameters
 from autoport.review.source import Class, Function, PortSource, SourceFile
+from autoport.review.syntax import names_in
 from autoport.schema import Checkpoint, Facts, Plan
 from autoport.workspace import Workspace
 
@@ -100,7 +101,7 @@ class Subject:
 
     @functools.cached_property
     def expert_parallel(self) -> bool:
-        """Whether the port has code for expert parallelism."""
+        """Whether the implementation has code for expert parallelism (a factory may only refuse it)."""
         names = {
             "enable_expert_parallel",
             "ep_degree",
@@ -108,12 +109,8 @@ class Subject:
             "get_neuron_ep_degree",
             "get_neuron_ep_group",
         }
-        return any(
-            (isinstance(node, ast.Name) and node.id in names)
-            or (isinstance(node, ast.Attribute) and node.attr in names)
-            for file in self.source.files
-            for node in ast.walk(file.tree)
-        )
+        paths = (self.source.constructor_path, self.source.forward_path, self.source.load_path)
+        return any(names & names_in(function.node) for path in paths for function in path)
 
 
 def functional_op(file: SourceFile, call: ast.Call, package: str) -> str:

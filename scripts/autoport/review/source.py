@@ -88,13 +88,16 @@ class Function(NamedTuple):
         return f"{self.owner.name}.{self.node.name}" if self.owner else self.node.name
 
     @property
-    def parameters(self) -> list[str]:
-        """Names of the parameters, without ``self`` or ``cls``."""
+    def positional(self) -> list[str]:
+        """Names of the parameters that can be given by position, without ``self`` or ``cls``."""
         arguments = self.node.args
-        names = [
-            argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-        ]
+        names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of all parameters, without ``self`` or ``cls``."""
+        return self.positional + [argument.arg for argument in self.node.args.kwonlyargs]
 
 
 class PortSource:
@@ -227,6 +230,15 @@ class PortSource:
                 local = self.find_class(function.file, name) if "." not in name else None
                 found.append((name, local))
         return found
+
+    def holders(self, cls: Class) -> list[Class]:
+        """Modules that have the class as a submodule."""
+        return [
+            holder
+            for holder in self.modules
+            for attribute in {self_attribute(t) for f in self.methods(holder) for t, _ in assignments(f.node)}
+            if any(local and local.node is cls.node for _, local in self.attribute_types(holder, attribute))
+        ]
 
     def type_of(self, function: Function, node: ast.expr) -> Class | None:
         """Class of an expression such as ``self.mlp``, ``self.layers[0].self_attn`` or a loop variable.

@@ -1,6 +1,7 @@
 """Which expressions of a function are tensors, as far as can be told without running it."""
 
 import ast
+import re
 
 from autoport.review.parameters import declaration
 from autoport.review.source import Function, PortSource
@@ -94,7 +95,7 @@ class Tensors:
             return False
         if target.attr == "get" and call.args:
             return _metadata_key(call.args[0]) in TENSOR_METADATA
-        if dotted(target).startswith(("torch.", "F.", "NF.")):
+        if re.fullmatch(r"(torch|torch\.nn\.functional|F|NF)\.(?!is_)\w+", dotted(target)):
             return True
         return self.is_tensor(target.value)
 

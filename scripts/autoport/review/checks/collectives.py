@@ -69,16 +69,8 @@ def sequence_parallel_pairs(subject: Subject) -> list[Finding]:
     """A module that scatters the sequence after its row-parallel operator has gathered it before."""
     findings = []
     for cls in subject.source.modules:
-        scatters = _collectives_of(subject, cls, "reduce_scatter")
-        gathers = _collectives_of(subject, cls, "all_gather")
-        for function, call in scatters:
-            where = function.file.at(call)
-            if gathers:
-                findings.append(
-                    passed(where, f"{cls.name}: gathered at {gathers[0][0].file.at(gathers[0][1])}")
-                )
-            else:
-                findings.append(failed(where, f"{cls.name} scatters the sequence and never gathered it"))
+        for function, call in _collectives_of(subject, cls, "reduce_scatter"):
+            findings.append(_gathered_before(subject, cls, function.file.at(call)))
     for cls in subject.source.modules:
         for function, call, gathered in _scattering_embeddings(subject, cls):
             where = function.file.at(call)
@@ -91,6 +83,20 @@ def sequence_parallel_pairs(subject: Subject) -> list[Finding]:
     if not findings:
         raise NotApplicable("the port does not split the sequence over the ranks")
     return findings
+
+
+def _gathered_before(subject: Subject, cls: Class, where: str) -> Finding:
+    """Whether a module that scatters at `where` gathers; the module that holds it may do so instead."""
+    for holder in (cls, *subject.source.holders(cls)):
+        gathers = _collectives_of(subject, holder, "all_gather")
+        if gathers:
+            text = f"{cls.name}: gathered at {gathers[0][0].file.at(gathers[0][1])}"
+            return (
+                passed(where, text)
+                if holder is cls
+                else judge(where, f"{text} by {holder.name}: before its call?")
+            )
+    return failed(where, f"{cls.name} scatters the sequence and never gathered it")
 
 
 def _collectives_of(subject: Subject, cls: Class, name: str) -> list[tuple[Function, ast.Call]]:

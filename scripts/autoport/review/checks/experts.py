@@ -58,10 +58,13 @@ def _expert_classes(subject: Subject) -> list[Class]:
 def router_float32(subject: Subject) -> list[Finding]:
     """Router weights are declared, and stay, in float32."""
     findings = []
+    routing = {cls.node for cls in _expert_classes(subject)}
     for _, parameters, _ in subject.parameters:
-        findings += [
-            _declared_float32(parameter) for parameter in parameters if ROUTER.search(parameter.name)
-        ]
+        for parameter in parameters:
+            owner = parameter.function.owner
+            routes = "router" in parameter.name or (owner is not None and owner.node in routing)
+            if routes and ROUTER.search(parameter.name):
+                findings.append(_declared_float32(parameter))
     if not findings:
         raise NotApplicable("the port has no router weight")
     for function in subject.source.load_path:

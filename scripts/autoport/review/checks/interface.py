@@ -36,10 +36,9 @@ def head_methods(subject: Subject, methods: dict[str, list[str]]) -> list[Findin
                 findings.append(failed(head.at, f"{head.name} has no {name}"))
                 continue
             where = method.file.at(method.node)
-            if len(method.parameters) < len(parameters) and method.node.args.vararg is None:
-                findings.append(
-                    failed(where, f"{name} takes {method.parameters}, the runner passes {parameters}")
-                )
+            if len(method.positional) < len(parameters) and method.node.args.vararg is None:
+                text = f"{name} takes {method.positional} by position, the runner passes {parameters}"
+                findings.append(failed(where, text))
             else:
                 findings.append(passed(where, f"{head.name}.{name}"))
     if not findings:

@@ -87,6 +87,8 @@ def _top_level_names(file: SourceFile) -> set[str]:
 
 def _undefined_classes(file: SourceFile) -> list[ast.Name]:
     """Uses of a CamelCase name that no assignment, definition, import or parameter of the file binds."""
+    if "*" in file.imports:
+        return []
     bound = set(file.imports) | set(dir(builtins))
     for node in walk(file.tree):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -165,6 +165,8 @@ def _load_calls(subject: Subject, name: str) -> Iterator[tuple[Function, ast.Cal
 @check
 def tied_head(subject: Subject) -> list[Finding]:
     """A tied head is tied in the weight mapping, an untied one is not."""
+    if not any("lm_head" in parameter.name for _, found, _ in subject.parameters for parameter in found):
+        raise NotApplicable("no parameter of the port is named lm_head")
     tied = _is_tied(subject)
     entries = [
         entry
