@@ -61,6 +61,17 @@ def test_status_and_uninstall(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert run(monkeypatch, "uninstall", "--agent", "kiro") == 0
 
 
+def test_uninstall_prints_before_it_removes(monkeypatch: pytest.MonkeyPatch):
+    """The program may be removing itself, and can load nothing more afterwards."""
+    run(monkeypatch, "install", "--agent", "kiro")
+    skill = Path(AGENTS["kiro"].project) / MAIN_SKILL
+    there = []
+    monkeypatch.setattr("autoport.cli.output.print_table", lambda *_, **__: there.append(skill.exists()))
+    assert run(monkeypatch, "uninstall", "--agent", "kiro") == 0
+    assert there == [True]
+    assert not skill.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [

@@ -20,12 +20,16 @@ def command(
     from autoport.install.agents import skills_folder
     from autoport.install.installer import uninstall
 
-    changes = uninstall(skills_folder(agent, scope, project), dry_run=dry_run, force=force)
+    # Printed first: the program may be about to remove itself, and could not load rich any more afterwards.
+    target = skills_folder(agent, scope, project)
+    changes = uninstall(target, dry_run=True, force=force)
     if as_json:
         print_json({"agent": agent, "scope": scope, "dry_run": dry_run, "skills": changes})
     elif changes:
         print_changes(changes)
     else:
         note("nothing of ours is installed there")
-    if dry_run and not as_json:
+    if dry_run:
         note("dry run: nothing was changed")
+    else:
+        uninstall(target, force=force)
