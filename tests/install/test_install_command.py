@@ -30,13 +30,15 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_each_agent_has_its_folder(
-    agent: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    assert run(monkeypatch, "install", "--agent", agent) == 0
-    assert run(monkeypatch, "install", "--agent", agent, "--scope", "user") == 0
+def test_each_agent_has_its_folder(agent: str, home: Path, monkeypatch: pytest.MonkeyPatch):
+    assert run(monkeypatch, "install", "--agent", agent, "--link") == 0
+    assert run(monkeypatch, "install", "--agent", agent, "--link", "--scope", "user") == 0
     assert (Path(AGENTS[agent].project) / MAIN_SKILL / "SKILL.md").is_file()
     assert (home / AGENTS[agent].user / MAIN_SKILL / "SKILL.md").is_file()
+
+
+def test_prints_the_number_of_files(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert run(monkeypatch, "install", "--agent", "codex") == 0
     count = sum(len(files) for files in bundled_skills().values())
     assert f"{len(bundled_skills())} skills, {count} files, verified by hash" in capsys.readouterr().out
 
