@@ -30,15 +30,17 @@ def get_models():
 class Breakage(msgspec.Struct):
     """A change of one file of a sound port, `old` -> `new`; `also` names other rules that it breaks."""
 
-    rule: str
     port: str
     file: str
     old: str
     new: str
+    rule: str = ""
+    what: str = ""
     also: list[str] = []
 
 
 BREAKAGES = msgspec.yaml.decode((HERE / "breakages.yaml").read_bytes(), type=list[Breakage])
+VARIATIONS = msgspec.yaml.decode((HERE / "variations.yaml").read_bytes(), type=list[Breakage])
 RULES = {rule.id: rule for checklist in load_checklists().values() for rule in checklist.rules}
 
 
@@ -46,6 +48,8 @@ RULES = {rule.id: rule for checklist in load_checklists().values() for rule in c
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with both ports and what research says of their checkpoints."""
     workspace = Workspace.create(tmp_path_factory.mktemp("sound") / "workspace")
+    for unused in ("simulator", "vllm", "parallel", "model/llama3"):
+        shutil.rmtree(workspace.root / workspace.package / unused)
     workspace.registry_path.write_text(REGISTRY)
     for name in ("nova", "mixa"):
         shutil.copytree(PORTS / name, workspace.model_dir(name))
@@ -131,6 +135,12 @@ def test_a_breakage_is_found(sound: Path, breakage: Breakage, tmp_path: Path):
         path, _, line = finding.where.rpartition(":")
         assert line.isdigit(), finding.where
         assert (root / path).exists() or breakage.rule == "FILES"
+
+
+@pytest.mark.parametrize("variation", VARIATIONS, ids=lambda variation: variation.what)
+def test_another_way_to_write_it_is_no_breakage(sound: Path, variation: Breakage, tmp_path: Path):
+    result = review(broken(sound, variation, tmp_path / "workspace"), variation.port)
+    assert [rule.id for rule in result.rules if rule.status == "fail"] == variation.also
 
 
 def test_every_rule_that_a_program_decides_has_a_breakage():

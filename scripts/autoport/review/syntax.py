@@ -7,13 +7,17 @@ from collections.abc import Iterator
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
-def walk(root: ast.AST, nested: bool = True) -> Iterator[ast.AST]:
+@functools.lru_cache(maxsize=4096)
+def walk(root: ast.AST, nested: bool = True) -> tuple[ast.AST, ...]:
     """Every node below `root` in source order; `nested=False` leaves functions defined inside it out."""
+    return tuple(_below(root, nested))
+
+
+def _below(root: ast.AST, nested: bool) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(root):
-        if not nested and isinstance(child, SCOPES):
-            continue
-        yield child
-        yield from walk(child, nested)
+        if nested or not isinstance(child, SCOPES):
+            yield child
+            yield from _below(child, nested)
 
 
 def calls(root: ast.AST, nested: bool = True) -> list[ast.Call]:

@@ -1,7 +1,7 @@
 """What may not be computed while the model is constructed: vLLM constructs it on the meta device."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from autoport.review.finding import Finding, NotApplicable, Subject, check, failed, passed
 from autoport.review.source import Function, SourceFile
@@ -14,7 +14,7 @@ NOT_COMPUTING = {
 }  # fmt: skip
 
 
-def _tensor_calls(file: SourceFile, nodes: Iterator[ast.AST]) -> Iterator[ast.Call]:
+def _tensor_calls(file: SourceFile, nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
     """Calls of torch that make a tensor, except those that make the storage of an `nn.Parameter`."""
     for node in nodes:
         if not isinstance(node, ast.Call):
