@@ -178,6 +178,15 @@ def test_a_class_that_transformers_lacks_is_refused(tmp_path):
         build(shrunk(real_config("yi-6b") | {"architectures": ["NoSuchForCausalLM"]}), tmp_path, seed=0)
 
 
+def test_remote_code_beside_the_config_is_not_imported(tmp_path):
+    remote = {"AutoConfig": "remote.RemoteConfig", "AutoModelForCausalLM": "remote.RemoteModel"}
+    marker = tmp_path / "imported"
+    (tmp_path / "remote.py").write_text(f"open({str(marker)!r}, 'w')")
+    build(shrunk(real_config("smollm2-135m") | {"auto_map": remote}), tmp_path, seed=0)
+    reference.load(tmp_path, torch.float32)
+    assert not marker.exists()
+
+
 # --- power --------------------------------------------------------------------------------------------------
 
 

@@ -182,7 +182,7 @@ def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -
     from vllm_neuron.simulator.harness import Harness
 
     factory = getattr(importlib.import_module(f"{subject.package}.model.{subject.name}"), subject.factory)
-    config = AutoConfig.from_pretrained(checkpoint)
+    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     config.dtype = getattr(torch, dtype)
     defaults: dict[str, Any] = {
         "neuron_config": {"on_device_sampling_config": None},

@@ -53,7 +53,7 @@ def build(config: dict[str, Any], folder: Path, seed: int) -> Path:
 
     write_atomic(folder / "config.json", msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
     model_class = reference_class(config, folder / "config.json")
-    model = model_class(AutoConfig.from_pretrained(folder))
+    model = model_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     heat(model, seed)
     model = model.to(torch.bfloat16)
     size = sum(parameter.nbytes for parameter in model.parameters())
