@@ -95,6 +95,22 @@ def test_head_dim_stays_given_or_derived(name, given):
     assert twin["hidden_size"] % 256 == 0
 
 
+@pytest.mark.parametrize(
+    ("heads", "hidden", "multiple"),
+    [(9, 1152, 128), (14, 896, 128), (12, 1536, 256), (9, 576, 16)],
+)
+def test_hidden_size_fits_the_kernels_that_the_real_one_fits(heads, hidden, multiple):
+    config = real_config("smollm2-135m") | {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+    }
+    twin = shrunk(config)
+    assert twin["hidden_size"] % multiple == 0
+    assert (twin["hidden_size"] % 256 == 0) == (hidden % 256 == 0)
+    assert twin["hidden_size"] <= hidden
+
+
 @pytest.mark.parametrize(("head_dim", "sign"), [(128, 1), (32, -1)])
 def test_heads_wider_or_narrower_than_hidden_stay_so(head_dim, sign):
     config = real_config("llama-3.2-1b") | {"head_dim": head_dim}

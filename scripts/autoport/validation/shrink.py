@@ -15,7 +15,7 @@ TP_SIZES = (1, 2, 4)  # the sizes that the twin admits exactly when the real mod
 MIN_HEAD_DIM = 16  # eight RoPE frequencies
 MAX_HEAD_DIM = 128  # the attention kernels' limit
 MIN_VOCAB = 512
-HIDDEN_MULTIPLE = 256  # what the decode MLP kernel needs
+HIDDEN_MULTIPLES = (256, 128, 2)  # the MLP's decode kernel needs 256, the others 128
 WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
 
 # Config keys of sizes that a config leaves to its class, so that no key says where they go.
@@ -90,7 +90,7 @@ def _shrink_heads(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
 def _shrink_widths(value: Mapping[str, Any], heads: int) -> tuple[int, int, int | None]:
     """Smallest (head_dim, hidden_size, original context of the RoPE scaling or None) for `heads` heads."""
     real_hidden, real_width = value["hidden_size"], value["num_heads"] * value["head_dim"]
-    multiple = HIDDEN_MULTIPLE if real_hidden % 128 == 0 else 2
+    multiple = next(multiple for multiple in HIDDEN_MULTIPLES if real_hidden % multiple == 0)
     for head_dim in range(min(MIN_HEAD_DIM, value["head_dim"]), MAX_HEAD_DIM + 1, 2):
         width = heads * head_dim
         if real_hidden == real_width:
