@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import nki.language as nl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -170,6 +171,7 @@ def decode(x=X, bias=True, **options):
         top_k=K,
         eps=1e-5,
         expert_affinities_scaling_mode=ExpertAffinityScaleMode.POST_SCALE,
+        router_mm_dtype=nl.float32,
         **experts,
     )
     return NF.moe_block_tkg(x, **{**arguments, **options})
@@ -214,6 +216,13 @@ def test_decode_block_without_scaling_sums_the_chosen():
     output = decode(expert_affinities_scaling_mode=ExpertAffinityScaleMode.NO_SCALE, skip_router_logits=True)
     chosen_ones = torch.stack([chosen(row, torch.ones(E)) for row in LOGITS])
     torch.testing.assert_close(output, Experts().mixture(NORMED, chosen_ones), rtol=1e-4, atol=1e-5)
+
+
+def test_decode_block_rounds_the_router_as_the_device_does():
+    _, logits = decode(bias=False, router_bias=None, router_mm_dtype=nl.bfloat16)
+    rounded = NORMED.bfloat16().float() @ ROUTER.bfloat16().float()
+    torch.testing.assert_close(logits, rounded)
+    assert (logits - NORMED @ ROUTER).abs().max() > 1e-3
 
 
 def test_decode_block_ignores_the_padding_of_the_hidden_size():

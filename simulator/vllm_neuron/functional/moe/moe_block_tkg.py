@@ -45,7 +45,7 @@ def moe_block_tkg(
     gate_clamp_lower_limit: float | None = None,
     up_clamp_upper_limit: float | None = None,
     up_clamp_lower_limit: float | None = None,
-    router_mm_dtype: object = torch.bfloat16,
+    router_mm_dtype: torch.dtype = torch.bfloat16,
     hidden_actual: int | None = None,
     skip_router_logits: bool = False,
     is_all_expert: bool = False,
@@ -53,10 +53,11 @@ def moe_block_tkg(
     expert_gate_up_input_scale: torch.Tensor | None = None,
     expert_down_input_scale: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Experts of the normed input, with the router inside; all of it in float32. No all-reduce.
+    """Experts of the normed input, with the router inside; the experts are in float32. No all-reduce.
 
-    The router is in float32 whatever `router_mm_dtype` says. Without NO_SCALE, an expert's output (down bias
-    included) is multiplied by its affinity.
+    The router's operands are rounded to `router_mm_dtype` and multiplied in float32, as on the device; the
+    plugin's CPU mode does not round. Without NO_SCALE, an expert's output (down bias included) is multiplied
+    by its affinity.
 
     Args:
         inp: [B, S, H] or [T, H].
@@ -66,6 +67,7 @@ def moe_block_tkg(
         expert_down_weights: [E_local, I, H].
         rank_id: [1, 1], this rank holds experts [E_local * rank_id, E_local * (rank_id + 1)).
         router_bias: [1, E], part of the selection and of the affinities.
+        router_mm_dtype: ``nki.language.bfloat16`` or ``float32``.
         expert_gate_up_bias: [E_local, 2, I].
         expert_down_bias: [E_local, H].
         router_pre_norm: the activation runs over all experts before top-k, else over the chosen ones.
@@ -114,7 +116,7 @@ def moe_block_tkg(
         normed = rms_norm_fp32(x, gamma, eps, hidden_actual).float()
     else:
         normed = rms_norm_fp32(x, gamma, eps).float()
-    logits = normed @ router_weights.float()
+    logits = normed.to(router_mm_dtype).float() @ router_weights.to(router_mm_dtype).float()
     if router_bias is not None:
         logits = logits + router_bias.float()
     affinities = _affinities(logits, top_k, router_act_fn, router_pre_norm, norm_topk_prob)

@@ -1,0 +1,1 @@
+"""Names of the kernel language that models pass to operators."""
