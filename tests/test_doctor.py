@@ -163,12 +163,16 @@ def test_a_plugin_with_additions_and_a_version(workspace: Workspace):
     )
     package = workspace.root / workspace.package
     (package / "__init__.py").write_text("")
+    config = package / "model" / "neuron_config.py"
+    config.write_text(
+        config.read_text().replace("    quantization:", "    kda_block: int = 0\n    quantization:")
+    )
     cache = package / "model" / "kv_cache.py"
     cache.write_text(
         cache.read_text().replace("    chunk_size:", "    latent_kv: bool = False\n    chunk_size:")
     )
     api = read_api(workspace.root, workspace.package)
-    assert api.extensions == ["LayerSpec.latent_kv"]
+    assert api.extensions == ["LayerSpec.latent_kv", "NeuronConfig.kda_block"]
     assert str(api).startswith("plugin 0.24.0.1.1.0: ")
 
 

@@ -12,9 +12,16 @@ NEEDED_OPERATORS = (
     "segmented_attention",
 )  # fmt: skip
 NEEDED_DECODE_PARAMETERS = ("update_cache", "kv_cache_update_idx", "bias_qkv", "bias_out", "attention_mask")
+NEEDED_NEURON_CONFIG = ("on_device_sampling_config", "max_logprobs", "debug_logits_dir", "quantization")
 
 # Fields that every copy of the 0.24 line has; others are a checkout's own.
 LAYER_SPEC_FIELDS = {"name", "num_kv_heads", "head_size", "dtype", "sliding_window_size", "chunk_size"}
+NEURON_CONFIG_FIELDS = {
+    "ep_degree", "attention_dp_size", "embedding_dp_size", "lm_head_dp_size", "mlp_dp_size",
+    "on_device_sampling_config", "max_logprobs", "tensor_capture", "tensor_replacement", "kv_segment_size_buckets",
+    "debug_logits_dir", "quantization", "all2all_backend", "modules_to_not_convert", "num_batched_tokens_buckets",
+    "num_seqs_buckets", "decode_context_length_buckets", "enable_structured_outputs", "fp8_packed_kv",
+}  # fmt: skip
 
 
 class ApiGeneration(msgspec.Struct):
@@ -61,14 +68,17 @@ def read_api(root: Path, package: str) -> ApiGeneration:
         missing += [
             f"attention_decode({name}=)" for name in NEEDED_DECODE_PARAMETERS if name not in parameters
         ]
-    fields = _class_fields(folder / "model" / "kv_cache.py", "LayerSpec")
+    layer_spec = _class_fields(folder / "model" / "kv_cache.py", "LayerSpec")
+    neuron_config = _class_fields(folder / "model" / "neuron_config.py", "NeuronConfig")
+    missing += [f"NeuronConfig.{name}" for name in NEEDED_NEURON_CONFIG if name not in neuron_config]
     return ApiGeneration(
         version=_version(root),
         simulator=_is_simulator(folder / "__init__.py"),
         operators=operators,
         models=sorted({path.parent.name for path in (folder / "model").glob("*/*.py")}),
         missing=missing,
-        extensions=[f"LayerSpec.{name}" for name in fields if name not in LAYER_SPEC_FIELDS],
+        extensions=[f"LayerSpec.{name}" for name in layer_spec if name not in LAYER_SPEC_FIELDS]
+        + [f"NeuronConfig.{name}" for name in neuron_config if name not in NEURON_CONFIG_FIELDS],
     )
 
 

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 from autoport.port import Options
 from autoport.review.checklist import load_checklists
+from autoport.review.finding import CHECKS
 from autoport.review.step import Review, run
 from autoport.schema import Checkpoint, Fact, Facts, TensorHeader
 from autoport.workspace import Port, Workspace
@@ -141,6 +142,10 @@ def test_a_breakage_is_found(sound: Path, breakage: Breakage, tmp_path: Path):
 def test_another_way_to_write_it_is_no_breakage(sound: Path, variation: Breakage, tmp_path: Path):
     result = review(broken(sound, variation, tmp_path / "workspace"), variation.port)
     assert [rule.id for rule in result.rules if rule.status == "fail"] == variation.also
+
+
+def test_every_check_has_a_rule():
+    assert set(CHECKS) == {rule.check for rule in RULES.values()}
 
 
 def test_every_rule_that_a_program_decides_has_a_breakage():

@@ -97,6 +97,23 @@ def test_a_port_in_the_private_package(tmp_path: Path):
     assert statuses(result, "BIAS-2D", "PAR-REDUCE") == ["pass", "pass"]
 
 
+def test_every_variant_of_a_port_is_reviewed(workspace: Workspace):
+    folder = workspace.model_dir("nova")
+    shutil.copytree(NOVA, folder)
+    text = (folder / "model_bf16.py").read_text()
+    (folder / "model_fp8.py").write_text(
+        text.replace("bias_qkv=self.qkv_proj_bias.view(1, -1)", "bias_qkv=self.qkv_proj_bias")
+    )
+    (folder / "layers").mkdir()
+    (folder / "rope.py").rename(folder / "layers" / "rope.py")
+    model = folder / "model_bf16.py"
+    model.write_text(text.replace("from .rope import", "from .layers.rope import"))
+    problems = problems_of(review(Port(workspace, "nova")))
+    assert set(problems) == {"REG-ROW", "NAME-RESOLVE", "BIAS-2D"}  # model_fp8.py still imports .rope
+    (where,) = problems["BIAS-2D"]
+    assert where.startswith("vllm_neuron/model/nova/model_fp8.py:")
+
+
 def test_a_red_review_says_where_and_is_written_down(workspace: Workspace):
     shutil.copytree(NOVA, workspace.model_dir("nova"))
     rope = workspace.model_dir("nova") / "rope.py"

@@ -101,22 +101,23 @@ class Function(NamedTuple):
 
 
 class PortSource:
-    """All Python files of a port's model folder."""
+    """All Python files of a port's model folder, which is called `folder`."""
 
-    def __init__(self, files: list[SourceFile]):
+    def __init__(self, folder: str, files: list[SourceFile]):
+        self.folder = folder
         self.files = files
         self._by_module = {file.path.stem: file for file in files}
         self._attributes: dict[ast.ClassDef, dict[str, list[tuple[Function, ast.expr]]]] = {}
 
     @classmethod
     def load(cls, folder: Path, root: Path) -> "PortSource":
-        """Parse every ``*.py`` directly in `folder`.
+        """Parse every ``*.py`` in `folder` and its subfolders.
 
         Raises:
             Refusal: REV-SYNTAX with every file that cannot be read or parsed.
         """
         files, problems = [], []
-        for path in sorted(folder.glob("*.py")):
+        for path in sorted(folder.rglob("*.py")):
             try:
                 files.append(SourceFile(path, root))
             except (SyntaxError, ValueError, OSError) as error:
@@ -130,7 +131,7 @@ class PortSource:
                 )
         if problems:
             raise Refusal(*problems)
-        return cls(files)
+        return cls(folder.name, files)
 
     # --- Classes -----------------------------------------------------------------------------------
 
@@ -170,11 +171,8 @@ class PortSource:
     def _imported(self, file: SourceFile, name: str) -> tuple[SourceFile | None, str]:
         """The file of this port that `name` is imported from, and its name there."""
         module, _, original = file.imports.get(name, "").rpartition(".")
-        folder = file.path.parent.name
-        stem = module.rpartition(".")[2]
-        if stem and (module == f".{stem}" or module.endswith(f".{folder}.{stem}")):
-            return self._by_module.get(stem), original
-        return None, original
+        ours = module.startswith(".") or f".{self.folder}." in f".{module}."
+        return self._by_module.get(module.rpartition(".")[2]) if ours else None, original
 
     def bases(self, cls: Class) -> Iterator[Class]:
         """The class and its bases in this port, in method resolution order (single inheritance)."""

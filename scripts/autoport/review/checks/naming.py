@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+from pathlib import Path
 
 from autoport.review.finding import Finding, NotApplicable, Subject, check, failed, passed
 from autoport.review.source import Class, SourceFile
@@ -48,9 +49,9 @@ def _modules(subject: Subject) -> list[Class]:
 def names_resolve(subject: Subject) -> list[Finding]:
     """Imports between the port's files find their names; every class used is defined or imported."""
     findings = []
-    modules = {file.path.stem: file for file in subject.source.files}
+    by_path = {file.path: file for file in subject.source.files}
     for file in subject.source.files:
-        hits = [failed(file.at(node), text) for node, text in _bad_imports(file, modules)]
+        hits = [failed(file.at(node), text) for node, text in _bad_imports(file, by_path)]
         hits += [
             failed(file.at(node), f"{node.id} is neither defined nor imported")
             for node in _undefined_classes(file)
@@ -59,20 +60,19 @@ def names_resolve(subject: Subject) -> list[Finding]:
     return findings
 
 
-def _bad_imports(file: SourceFile, modules: dict[str, SourceFile]) -> list[tuple[ast.AST, str]]:
+def _bad_imports(file: SourceFile, by_path: dict[Path, SourceFile]) -> list[tuple[ast.AST, str]]:
+    """Imports from the importing file's own folder and below that find no file, or no such name in it."""
     found: list[tuple[ast.AST, str]] = []
     for node in ast.walk(file.tree):
-        if not isinstance(node, ast.ImportFrom) or node.level != 1 or not node.module or "." in node.module:
+        if not isinstance(node, ast.ImportFrom) or node.level != 1 or not node.module:
             continue
-        target = modules.get(node.module)
-        if target is None:
-            if not (file.path.parent / node.module).is_dir():
-                found.append((node, f"there is no {node.module}.py"))
-            continue
-        defined = _top_level_names(target)
-        found += [
-            (node, f"{node.module}.py has no {a.name}") for a in node.names if a.name not in (*defined, "*")
-        ]
+        path = file.path.parent.joinpath(*node.module.split("."))
+        target = by_path.get(path.with_suffix(".py")) or by_path.get(path / "__init__.py")
+        if target:
+            defined = _top_level_names(target) | {"*"}
+            found += [(node, f"{node.module} has no {a.name}") for a in node.names if a.name not in defined]
+        elif not path.is_dir():
+            found.append((node, f"there is no {node.module}"))
     return found
 
 
