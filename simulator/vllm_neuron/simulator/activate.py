@@ -24,7 +24,7 @@ def activate(tp_size: int, rank: int, init_file: str | os.PathLike[str], ep_degr
     """
     torch.set_num_threads(1)
     _quiet()
-    _set_platform()
+    set_platform()
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
 
@@ -52,7 +52,7 @@ def deactivate() -> None:
     parallel_state.destroy_distributed_environment()
 
 
-def _set_platform() -> None:
+def set_platform() -> None:
     """Make the simulated device vLLM's platform, also in modules that took another one when imported."""
     import vllm.platforms
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.distributed.parallel_state import get_tp_group
 
 from vllm_neuron.model.neuron_config import NeuronConfig
-from vllm_neuron.simulator.guards import ForwardReport, guard_forward
+from vllm_neuron.simulator.forward import Forward
+from vllm_neuron.simulator.guards import ForwardReport
 from vllm_neuron.simulator.loading import allocate_kv_caches, kv_groups, load_model, make_vllm_config
-from vllm_neuron.simulator.metadata import Row, Step, build_attn_metadata, build_tokens
+from vllm_neuron.simulator.metadata import Row, Step
 from vllm_neuron.utils.bucket_utils import (
     get_bucket_for_count,
     resolve_kv_segment_size_buckets,
@@ -91,18 +91,20 @@ class Harness:
         self.kv_segment_size = kv_segment_size
         self.prefill_buckets = num_batched_tokens_buckets
         self.decode_buckets = num_seqs_buckets
-        self.reports: dict[tuple[str, int], ForwardReport] = {}
         self.gathered_logits: torch.Tensor | None = None
-        self._seen: set[tuple[bool, int, int]] = set()
-        self._rank = torch.tensor(get_tp_group().rank_in_group, dtype=torch.int32)
 
         vllm_config = make_vllm_config(hf_config, checkpoint_path, dtype, block_size, max_model_len)
         self.model = load_model(factory_class, hf_config, config, checkpoint_path, vllm_config)
         spec = self.model.get_kv_spec()
         self._groups = kv_groups(spec)
         self.model.bind_kv_cache(allocate_kv_caches(spec, num_blocks, block_size, dtype))
+        self._run = Forward(self.model, self._groups, self.samples_on_device)
         # Handed out from the end, so that the blocks of a sequence are not in ascending order.
         self._free_blocks = list(range(1, num_blocks))
+
+    @property
+    def reports(self) -> dict[tuple[str, int], ForwardReport]:
+        return self._run.reports
 
     def add(self, token_ids: abc.Sequence[int]) -> Sequence:
         """Return a new sequence with blocks for its prompt; nothing is computed yet.
@@ -203,49 +205,15 @@ class Harness:
     def _forward(self, rows: list[Row], is_prefill: bool, all_positions: bool) -> torch.Tensor:
         count = sum(len(row.token_ids) for row in rows)
         bucket = get_bucket_for_count(count, self.prefill_buckets if is_prefill else self.decode_buckets)
-        segment = self.kv_segment_size
-        step = Step(is_prefill, bucket, self.block_size, self.max_model_len, segment)
-        input_ids, positions, sampling_positions = build_tokens(rows, step)
-        if all_positions:
-            sampling_positions = torch.arange(count)
+        step = Step(is_prefill, bucket, self.block_size, self.max_model_len, self.kv_segment_size)
         sampling_params = None
         if self.samples_on_device:
-            sampling_params = torch.zeros(len(sampling_positions), 3)
-            sampling_params[:count] = torch.tensor(GREEDY)
-        arguments = {
-            "input_ids": input_ids,
-            "positions": positions,
-            "attn_metadata": build_attn_metadata(rows, self._groups, step),
-            "sampling_positions": sampling_positions,
-            "sampling_params": sampling_params,
-            "spec_decode_metadata": None,
-            "rank": self._rank,
-            "logit_mask": None,
-        }
-        shape = (is_prefill, bucket, len(sampling_positions))
-        with torch.no_grad():
-            if shape in self._seen:
-                output = self.model(**arguments)
-            else:
-                with guard_forward() as report:
-                    output = self.model(**arguments)
-                self._seen.add(shape)
-                self.reports["prefill" if is_prefill else "decode", bucket] = report
-        real = count if all_positions or not is_prefill else 1
-        return self._result(output, len(sampling_positions))[:real]
-
-    def _result(self, output: Any, rows: int) -> torch.Tensor:
-        """The logits or sampled ids in a forward's return value, checked against the runner's convention."""
-        self.gathered_logits = None
-        if self.samples_on_device and isinstance(output, tuple):
-            output, gathered = output
-            self.gathered_logits = None if gathered is None else gathered.float()
-        dims = 1 if self.samples_on_device else 2
-        if not isinstance(output, torch.Tensor) or output.dim() != dims or output.shape[0] != rows:
-            expected = f"token ids [{rows}]" if self.samples_on_device else f"logits [{rows}, vocabulary]"
-            found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-            raise ValueError(f"forward must return {expected}, got {found}")
-        return output.to(torch.int64) if self.samples_on_device else output.float()
+            sampling_params = torch.tensor([GREEDY] * (count if all_positions else len(rows)))
+        output = self._run(rows, step, sampling_params, all_positions=all_positions)
+        self.gathered_logits = output.logits if self.samples_on_device else None
+        result = output.token_ids if self.samples_on_device else output.logits
+        assert result is not None
+        return result
 
 
 def _check_buckets(prefill: list[int], decode: list[int], max_model_len: int, kv_segment_size: int) -> None:

@@ -52,19 +52,25 @@ def load_model(
     with set_current_vllm_config(vllm_config):
         with torch.device("meta"):
             model = factory_class.from_configs(hf_config, neuron_config)
-        model.load_weights(checkpoint_path, DEVICE, None)
+        model.load_weights(checkpoint_path, DEVICE, vllm_config.load_config.download_dir)
         check_loaded(model)
         return model.to(DEVICE)
 
 
 def allocate_kv_caches(
-    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype
+    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, packed_k: bool = False
 ) -> dict[str, list[torch.Tensor]]:
-    """Return zeroed caches by layer name: [k, v], each [num_blocks, num_kv_heads, block_size, head_size]."""
+    """Return zeroed caches by layer name: [k, v], each [num_blocks, num_kv_heads, block_size, head_size].
+
+    With `packed_k`, k is the same memory as [num_blocks, num_kv_heads, block_size / 2, head_size, 2].
+    """
     caches = {}
     for layer in spec.layers:
         both = torch.zeros(2, num_blocks, layer.num_kv_heads, block_size, layer.head_size, dtype=dtype)
-        caches[layer.name] = [both[0], both[1]]
+        k, v = both[0], both[1]
+        if packed_k:
+            k = k.view(num_blocks, layer.num_kv_heads, block_size // 2, layer.head_size, 2)
+        caches[layer.name] = [k, v]
     return caches
 
 

@@ -55,6 +55,8 @@ class Step:
         block_size: Tokens per KV-cache block.
         max_model_len: Longest sequence in tokens, which gives the width of block tables.
         kv_segment_size: Segment of segmented prefill in tokens, 0 when it is off.
+        context_len: Decode with block tables for this many tokens; None when it is not compiled for shorter
+            contexts than `max_model_len`.
     """
 
     is_prefill: bool
@@ -62,6 +64,7 @@ class Step:
     block_size: int
     max_model_len: int
     kv_segment_size: int = 0
+    context_len: int | None = None
 
 
 def table_width(max_model_len: int, block_size: int) -> int:
@@ -114,8 +117,8 @@ def build_attn_metadata(
     - ``block_size``, ``max_blocks_per_seq`` (W), ``decode_token_threshold`` (1), ``kv_segment_size`` ints.
     - ``cached_seq_len`` int32 [1, 1]: tokens that are cached already, the most of all requests.
     - ``full_block_table_tensor`` int32 [requests, untrimmed W], a tensor of its own.
-    - ``swa_kv_pos_offset`` int32 [requests]: position of the first column of a trimmed table; only in decode
-      and for a sliding-window group.
+    - ``swa_kv_pos_offset`` int32 [requests]: position of the first column of a table that may be trimmed; only
+      in decode, for a sliding-window group or with a context length.
 
     Raises:
         ValueError: The rows do not fit the step, or a request has too few blocks.
@@ -139,6 +142,8 @@ def build_attn_metadata(
         }
         if group.sliding_window is not None and not step.is_prefill:
             entry.update(_trimmed(full, rows, group.sliding_window, step))
+        elif step.context_len is not None and not step.is_prefill:
+            entry.update(_shortened(full, step.context_len, step))
         metadata.update(dict.fromkeys(group.layer_names, entry))
     return metadata
 
@@ -172,6 +177,8 @@ def _check(rows: Sequence[Row], step: Step) -> None:
     longest = max(row.start + len(row.token_ids) for row in rows)
     if longest > step.max_model_len:
         raise ValueError(f"a sequence of {longest} tokens is longer than max_model_len {step.max_model_len}")
+    if step.context_len is not None and longest > step.context_len:
+        raise ValueError(f"a sequence of {longest} tokens is longer than the context of {step.context_len}")
 
 
 def _block_table(blocks: Sequence[Sequence[int]], step: Step) -> torch.Tensor:
@@ -200,7 +207,8 @@ def _slot_mapping(rows: Sequence[Row], table: torch.Tensor, step: Step) -> torch
 
 def _trimmed(full: torch.Tensor, rows: Sequence[Row], sliding_window: int, step: Step) -> dict[str, Any]:
     """The last columns up to each request's current block, and the position that they start at."""
-    width = min(window_blocks(sliding_window, step.block_size), full.shape[1])
+    longest = full.shape[1] if step.context_len is None else table_width(step.context_len, step.block_size)
+    width = min(window_blocks(sliding_window, step.block_size), longest)
     first = torch.zeros(full.shape[0], dtype=torch.int64)
     first[: len(rows)] = torch.tensor([max(row.start // step.block_size + 1 - width, 0) for row in rows])
     columns = first.unsqueeze(1) + torch.arange(width)  # [requests, W]
@@ -208,4 +216,14 @@ def _trimmed(full: torch.Tensor, rows: Sequence[Row], sliding_window: int, step:
         "block_table_tensor": full.gather(1, columns),
         "max_blocks_per_seq": width,
         "swa_kv_pos_offset": (first * step.block_size).to(torch.int32),
+    }
+
+
+def _shortened(full: torch.Tensor, context_len: int, step: Step) -> dict[str, Any]:
+    """The columns of the first `context_len` tokens."""
+    width = table_width(context_len, step.block_size)
+    return {
+        "block_table_tensor": full[:, :width].contiguous(),
+        "max_blocks_per_seq": width,
+        "swa_kv_pos_offset": torch.zeros(full.shape[0], dtype=torch.int32),
     }

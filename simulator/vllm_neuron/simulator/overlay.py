@@ -41,6 +41,12 @@ def overlay(workspace_root: str | Path, package: str) -> None:
         sys.meta_path.insert(0, _AliasFinder(package))
 
 
+def current_overlay() -> tuple[Path, str] | None:
+    """Root and package of the workspace that is laid over the simulator, None when there is none."""
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _WorkspaceFinder)]
+    return (finders[0].folder.parents[1], finders[0].folder.parent.name) if finders else None
+
+
 def remove_overlay() -> None:
     """Take the workspace's models and the other package name away again."""
     for finder in [f for f in sys.meta_path if isinstance(f, _WorkspaceFinder | _AliasFinder)]:

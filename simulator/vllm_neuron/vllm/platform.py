@@ -6,6 +6,21 @@ from typing import Any, ClassVar
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
+WORKER = "vllm_neuron.vllm.worker.neuron_worker.NeuronWorker"
+SCHEDULER = "vllm_neuron.vllm.core.scheduler.NeuronScheduler"
+BLOCK_SIZE = 32  # tokens, unless the user sets another one
+
+
+def _without_accelerator() -> None:
+    """Make the calls do nothing that vLLM's clean-up makes on any platform but its own CPU one."""
+    if not torch.accelerator.is_available():
+        for name in ("synchronize", "empty_cache", "empty_host_cache"):
+            if hasattr(torch.accelerator, name):
+                setattr(torch.accelerator, name, lambda *args, **kwargs: None)
+
+
+_without_accelerator()
+
 
 class NeuronPlatform(Platform):
     """An out-of-tree platform whose device is the CPU and whose collectives are gloo's.
@@ -20,6 +35,8 @@ class NeuronPlatform(Platform):
     dist_backend = "gloo"
     device_control_env_var = "NEURON_VISIBLE_DEVICES"
     supported_quantization: ClassVar[list[str]] = []
+
+    _vllm_config: ClassVar[Any] = None  # of the last engine, for validate_request
 
     @classmethod
     def import_kernels(cls) -> None:
@@ -53,3 +70,67 @@ class NeuronPlatform(Platform):
     @classmethod
     def support_hybrid_kv_cache(cls) -> bool:
         return True
+
+    @classmethod
+    def pre_register_and_update(cls, parser: Any = None) -> None:
+        """Register the models, before vLLM asks what the checkpoint's architecture is."""
+        from vllm_neuron.simulator.registration import register_models
+
+        register_models()
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """Take the plugin's worker, scheduler and block size.
+
+        Raises:
+            ValueError: The configuration asks for what the plugin or the simulator does not do; all of it.
+        """
+        from vllm_neuron.vllm.checks import check_config
+
+        parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+        if parallel.worker_cls == "auto":
+            parallel.worker_cls = WORKER
+        if parallel.distributed_executor_backend not in ("mp", "uni"):
+            parallel.distributed_executor_backend = "mp"
+        if not cache.user_specified_block_size:
+            cache.block_size = BLOCK_SIZE
+        scheduler = vllm_config.scheduler_config
+        scheduler.async_scheduling = False
+        if scheduler.scheduler_cls is None:
+            scheduler.scheduler_cls = SCHEDULER
+        cls._turn_compilation_off(vllm_config.compilation_config)
+        if vllm_config.model_config is not None:
+            check_config(vllm_config)
+            cls._vllm_config = vllm_config
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        """Refuse a request that would be answered as if it had asked for less.
+
+        Raises:
+            ValueError: See `check_sampling_params`.
+        """
+        from vllm_neuron.vllm.checks import check_sampling_params
+
+        if cls._vllm_config is not None:
+            check_sampling_params(params, cls._vllm_config)
+
+    @classmethod
+    def validate_environ(cls, hard_fail: bool) -> None:
+        """Look for unknown ``VLLM_`` variables; the plugin's own are known."""
+        own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_NEURON_")}
+        for name in own:
+            del os.environ[name]
+        try:
+            super().validate_environ(hard_fail)
+        finally:
+            os.environ.update(own)
+
+    @staticmethod
+    def _turn_compilation_off(compilation: Any) -> None:
+        """Of vLLM's own layers: the model runner compiles the model."""
+        from vllm.config import CompilationMode, CUDAGraphMode
+
+        compilation.mode = CompilationMode.NONE
+        compilation.cudagraph_mode = CUDAGraphMode.NONE
+        compilation.cudagraph_capture_sizes = []

@@ -1,0 +1,1 @@
+"""The engine core's side: scheduling."""

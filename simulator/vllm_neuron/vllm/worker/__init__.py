@@ -1,0 +1,1 @@
+"""One rank's side: worker and model runner."""

@@ -1,0 +1,129 @@
+"""One rank of the engine."""
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.utils.torch_utils import set_random_seed
+
+from vllm_neuron.parallel.neuron_parallel_state import (
+    destroy_neuron_parallel_state,
+    initialize_neuron_parallel_state,
+)
+from vllm_neuron.vllm.checks import get_neuron_config, resolve_ep_degree
+from vllm_neuron.vllm.internals import (
+    CompilationTimes,
+    GrammarOutput,
+    KVCacheConfig,
+    KVCacheSpec,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    WorkerBase,
+)
+from vllm_neuron.vllm.worker.neuron_model_runner import NeuronModelRunner
+
+
+class NeuronWorker(WorkerBase):
+    """Sets a rank up and hands the steps to the model runner.
+
+    The engine calls the methods in the order in which they stand here.
+    """
+
+    model_runner: NeuronModelRunner
+
+    def init_device(self) -> None:
+        """Join the process groups."""
+        torch.set_num_threads(1)
+        # vLLM calls collectives under names that newer versions of torch warn about.
+        warnings.filterwarnings("ignore", "`torch.distributed.*` is deprecated", FutureWarning)
+        self.device = torch.device("cpu")
+        parallel = self.parallel_config
+        init_distributed_environment(
+            parallel.world_size, self.rank, self.distributed_init_method, self.local_rank, "gloo"
+        )
+        ensure_model_parallel_initialized(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+        ep_degree = get_neuron_config(self.vllm_config).ep_degree
+        initialize_neuron_parallel_state(
+            resolve_ep_degree(ep_degree, parallel.world_size, parallel.enable_expert_parallel)
+        )
+        set_random_seed(self.model_config.seed)
+        self.model_runner = NeuronModelRunner(self.vllm_config, self.device)
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Build the model and load its weights.
+
+        Raises:
+            ValueError: Weights are to be made up.
+        """
+        if load_dummy_weights or self.load_config.load_format == "dummy":
+            raise ValueError("load_format='dummy' is not simulated: models load their weights themselves")
+        with set_current_vllm_config(self.vllm_config):
+            self.model_runner.load_model()
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        return self.model_runner.get_kv_cache_spec()
+
+    def get_supported_kv_cache_layouts(self) -> list[str]:
+        """One, with the heads outside a block; vLLM would ask an attention backend."""
+        return ["LBHNC"]
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache: what `max_num_seqs` sequences of full length need, if this machine has it."""
+        if self.cache_config.kv_cache_memory_bytes:
+            return self.cache_config.kv_cache_memory_bytes
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        share = free * self.cache_config.gpu_memory_utilization / self.parallel_config.world_size
+        return min(int(share), self.model_runner.kv_cache_bytes(self.scheduler_config.max_num_seqs))
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Take the length that fits the cache, with ``max_model_len=-1``."""
+        self.model_config.max_model_len = max_model_len
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        self.cache_config.num_gpu_blocks = kv_cache_config.num_blocks
+        self.model_runner.initialize_kv_cache(kv_cache_config)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        seconds = self.model_runner.warm_up()
+        set_random_seed(self.model_config.seed)
+        return CompilationTimes(language_model=seconds, encoder=0.0)
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        return self.model_runner.execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        return self.model_runner.sample_tokens(grammar_output)
+
+    def shutdown(self) -> None:
+        if hasattr(self, "model_runner") and self.model_runner is not None:
+            self.model_runner.record()
+        destroy_neuron_parallel_state()
+
+    # --- Called by name, for features that are off -------------------------------------------------------
+
+    def get_model(self) -> torch.nn.Module:
+        return self.model_runner.model
+
+    def take_draft_token_ids(self) -> None:
+        return None
+
+    def execute_dummy_batch(self) -> None:
+        return None
+
+    def reset_encoder_cache(self) -> None:
+        return None
+
+    def list_loras(self) -> set[int]:
+        return set()
+
+    def get_kv_connector_handshake_metadata(self) -> None:
+        return None
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None, **options: Any) -> None:
+        raise NotImplementedError("profiling is not simulated")
