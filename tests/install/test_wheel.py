@@ -36,7 +36,7 @@ def run(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True)
     site_packages = next((environment / "lib").glob("python*/site-packages"))
     (site_packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    variables = {**os.environ, "HOME": str(root / "home"), "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, "HOME": str(root / "home"), "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
 
     def run_program(*command: str | Path, cwd: str | Path = "/") -> str:
         done = subprocess.run(
