@@ -137,6 +137,7 @@ ERRORS = {
         ValueError,
     ),
     "decode.no_table": Rule(decode, dict(active_blocks_table=None), "pos_ids needs", {}, ValueError),
+    "decode.one_scale": Rule(decode, dict(fp8=True, k_scale=ZEROS(1, 1)), "together", FP8, ValueError),
     "decode.no_slots": Rule(
         decode,
         dict(kv_cache_update_idx=None),

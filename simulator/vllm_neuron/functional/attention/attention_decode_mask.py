@@ -64,16 +64,16 @@ def require_context_layout(
         s_prior % (shards * PMAX) == 0,
         operator,
         "context-per-core",
-        f"Context per core must be a multiple of {PMAX} with {shards} core(s) on the context",
-        got=s_prior,
+        f"Context per core must be a multiple of {PMAX} (context and cores that divide it)",
+        got=(s_prior, shards),
     )
     resized = resize_block_len(block_len, bs, q_head, s_active, s_prior)
     rules.require(
         s_prior % (PMAX * resized) == 0,
         operator,
         "context-tiles",
-        f"Context must be a multiple of {PMAX} * resized block length {resized}",
-        got=s_prior,
+        f"Context must be a multiple of {PMAX} times the resized block length",
+        got=(s_prior, resized),
     )
 
 
@@ -143,7 +143,7 @@ def gen_attention_decode_mask(
         raise NotImplementedError(f"{OPERATOR}: block_len must be positive, got {block_len}")
     not_supported(OPERATOR, local_filled_slots=local_filled_slots, dcp_active_mask=dcp_active_mask)
     require_context_layout(OPERATOR, block_len, bs, q_head, s_active, s_prior)
-    start = None if start_pos is None else start_pos.view(bs, s_active)
-    visible = visible_positions(pos_ids.view(bs, s_active), start, s_prior)
+    start = None if start_pos is None else start_pos.reshape(bs, s_active)
+    visible = visible_positions(pos_ids.reshape(bs, s_active), start, s_prior)
     mask = shuffle(visible, resize_block_len(block_len, bs, q_head, s_active, s_prior))
     return mask.to(torch.float32)[:, :, None, :].expand(-1, -1, q_head, -1).contiguous()

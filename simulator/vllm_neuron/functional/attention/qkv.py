@@ -51,6 +51,35 @@ class _HeadNorm(NamedTuple):
         return rms_norm_fp32(x, None if gamma is None else gamma.flatten(), self.eps)
 
 
+class _CacheWrite(NamedTuple):
+    """Where and how K and V of `qkv` [B, S, F] go to the paged cache."""
+
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    slots: torch.Tensor
+    block_size: int
+    heads: tuple[int, int, int]
+    d_head: int
+    limits: tuple[float | None, float | None]
+    dtype: torch.dtype | None
+
+    def __call__(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        q, k, v = qkv.split([n * self.d_head for n in self.heads], dim=2)
+        self._write(k, self.k_cache, self.k_scale)
+        self._write(v, self.v_cache, self.v_scale)
+        return q, self.k_cache, self.v_cache
+
+    def _write(self, new: torch.Tensor, cache: torch.Tensor, scale: torch.Tensor | None) -> None:
+        rows = new.unflatten(2, (-1, self.d_head)).flatten(0, 1)  # [B * S, nkv, D]
+        if scale is not None:
+            rows = rows / scale.flatten()[0].to(rows.dtype)
+        if self.limits != (None, None):
+            rows = rows.clamp(*self.limits)
+        put_slots(cache, self.slots.flatten(), rows.to(self.dtype or cache.dtype), self.block_size)
+
+
 @rules.operator
 def qkv_proj(
     hidden: torch.Tensor,
@@ -174,11 +203,17 @@ def qkv_proj(
     )
     if (pre.is_on or post.is_on) and (num_q_heads is None or num_kv_heads is None):
         raise AssertionError("num_q_heads and num_kv_heads must be specified when qk_norm is enabled")
+    cache_write: _CacheWrite | None = None
     if use_block_kv:
-        if None in (d_head, num_q_heads, num_kv_heads):
+        if d_head is None or num_q_heads is None or num_kv_heads is None:
             raise ValueError("use_block_kv needs d_head, num_q_heads and num_kv_heads")
-        if None in (k_cache, v_cache, slot_mapping, block_size):
+        if k_cache is None or v_cache is None or slot_mapping is None or block_size is None:
             raise AssertionError("use_block_kv needs k_cache, v_cache, slot_mapping and block_size")
+        heads = (num_q_heads, num_kv_heads, num_kv_heads)
+        fp8 = (fp8_min, fp8_max)
+        cache_write = _CacheWrite(
+            k_cache, v_cache, k_scale, v_scale, slot_mapping, block_size, heads, d_head, fp8, kv_dtype
+        )
         not_supported(
             f"{OPERATOR} with use_block_kv",
             norm_type=None if norm_type is NormType.NO_NORM else norm_type,
@@ -214,29 +249,8 @@ def qkv_proj(
         q, k = post(q, k)
         qkv = torch.cat([q, k, v], dim=2).view(B, S, F)
 
-    if (
-        k_cache is not None
-        and v_cache is not None
-        and slot_mapping is not None
-        and block_size is not None
-        and d_head is not None
-        and num_q_heads is not None
-        and num_kv_heads is not None
-    ):
-        q_size, kv_size = num_q_heads * d_head, num_kv_heads * d_head
-        q, k, v = qkv.split([q_size, kv_size, kv_size], dim=2)
-        slots = slot_mapping.flatten()
-        for new, cache, factor in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
-            rows = new.reshape(-1, num_kv_heads, d_head)
-            if factor is not None:
-                rows = rows / factor.flatten()[0].to(rows.dtype)
-            if fp8_min is not None or fp8_max is not None:
-                rows = rows.clamp(fp8_min, fp8_max)
-            if kv_dtype is not None:
-                rows = rows.to(kv_dtype)
-            put_slots(cache, slots, rows, block_size)
-        return q, k_cache, v_cache
-
+    if cache_write is not None:
+        return cache_write(qkv)
     if output_layout is QKVOutputLayout.NBSd:
         return qkv.unflatten(2, (-1, d_head)).permute(2, 0, 1, 3)
     if output_layout is QKVOutputLayout.NBdS:
