@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from autoport.codegen.document import record_results
+from autoport.codegen.features import FeatureResult
 from autoport.errors import Problem, Refusal, refuse
 from autoport.port import Options, Outcome
 from autoport.schema import Facts, Plan, Proof, TpCandidate, TpPlan
@@ -13,6 +15,14 @@ from autoport.validation.simulated import Subject
 from autoport.workspace import Port
 
 DEFAULT_TP_SIZES = (1, 2)
+
+# Row of the README's feature table, the phases that show it, and the smallest TP size that does.
+FEATURE_PHASES = (
+    ("TP (head sharding)", ("prefill", "decode"), 2),
+    ("SP (sequence parallel)", ("prefill",), 2),
+    ("Segmented prefill", ("segmented prefill",), 1),
+    ("On-device sampling", ("on-device sampling",), 1),
+)
 
 
 def run(port: Port, options: Options) -> Outcome:
@@ -35,7 +45,25 @@ def run(port: Port, options: Options) -> Outcome:
     prepared = prepare(facts, port.state_dir)
     proof = prove(subject, prepared, tp_sizes, not_run, port.state_dir)
     port.write_state("proof.json", proof)
-    return Outcome("done" if proof.passed else "red", summarise(proof), data=proof)
+    changed = record_results(port, feature_results(proof))
+    return Outcome("done" if proof.passed else "red", summarise(proof), data=proof, files=changed)
+
+
+def feature_results(proof: Proof) -> dict[str, FeatureResult]:
+    """What the proof says of each row of the README's feature table: passed where every run of it passed."""
+    results = {}
+    for feature, phases, smallest_tp in FEATURE_PHASES:
+        runs = [run for run in proof.runs if run.tp_size >= smallest_tp]
+        compared = [phase for run in runs for phase in run.phases if phase.phase in phases]
+        if not compared:
+            continue
+        # A run that is red in no phase (a device rule, an exception) is red in all of them.
+        everywhere = [run.failure for run in runs if not any(phase.failure for phase in run.phases)]
+        failures = [text for text in (*everywhere, *(phase.failure for phase in compared)) if text]
+        sizes = ", ".join(str(size) for size in sorted({run.tp_size for run in runs}))
+        note = f"{proof.ran_on}, TP {sizes}: {failures[0] if failures else f'equals {proof.reference}'}"
+        results[feature] = FeatureResult(passed=not failures, note=note)
+    return results
 
 
 def choose_tp_sizes(plan: TpPlan, wanted: Sequence[int]) -> tuple[list[int], dict[int, str]]:
