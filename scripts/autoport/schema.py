@@ -60,6 +60,7 @@ class Facts(msgspec.Struct):
         config: The config as it was read.
         architecture: Exact string of `architectures`, the one used for registration.
         fields: Semantic fields under their standard names (``hidden_size``, ``norm_eps``, ``rope``, ...).
+        text_path: Where the decoder's config stands in `config`, e.g. ``"text_config."``; empty for the top.
         unconsumed: Config keys that no field took and that look semantic.
         remote_code: The `auto_map` of the config; present means a review gate.
         warnings: What a reader must know but what does not stop the run.
@@ -71,6 +72,7 @@ class Facts(msgspec.Struct):
     architecture: Fact
     model_type: Fact
     fields: dict[str, Fact]
+    text_path: str = ""
     unconsumed: dict[str, Any] = {}
     remote_code: dict[str, Any] = {}
     warnings: list[str] = []

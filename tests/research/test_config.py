@@ -151,7 +151,13 @@ def test_a_missing_model_type_is_derived_with_a_warning(tmp_path):
         ({"vocab_size": 0}, "CFG-TYPE", "vocab_size is 0"),
         ({"vocab_size": 10**15}, "CFG-TYPE", "vocab_size is 1000000000000000"),
         ({"num_hidden_layers": 10**9}, "CFG-TYPE", "not a number of layers"),
-        ({"num_key_value_heads": [2, 0]}, "CFG-TYPE", "[2, 0]"),
+        ({"num_key_value_heads": [2, 0]}, "CFG-PER-LAYER", "[2, 0]: layer 1 has none"),
+        ({"hybrid_override_pattern": "M-M*-"}, "CFG-PER-LAYER", "M-M*-"),
+        (
+            {"block_configs": [{"attention": {"n_heads_in_group": 4}}, {"attention": {"no_op": True}}]},
+            "CFG-PER-LAYER",
+            "layer 1 has no attention",
+        ),
         ({"rms_norm_eps": "1e-5"}, "CFG-TYPE", "not a number"),
         ({"hidden_act": 3}, "CFG-TYPE", "hidden_act is 3"),
         ({"tie_word_embeddings": "false"}, "CFG-TYPE", "not true or false"),
@@ -160,7 +166,7 @@ def test_a_missing_model_type_is_derived_with_a_warning(tmp_path):
         ({"model_type": "no_such_type", "hidden_act": ...}, "CFG-MISSING", "activation has no value"),
         ({"model_type": 3}, "CFG-MODEL-TYPE", "model_type is 3"),
         ({"dtype": "float32"}, "CFG-CONFLICT", "dtype 'float32', torch_dtype 'bfloat16'"),
-        ({"text_config": {"hidden_size": 64}}, "CFG-NESTED", "text_config"),
+        ({"text_config": {"hidden_size": 64}}, "CFG-NESTED", "both the top level and text_config"),
     ],
 )
 def test_a_wrong_value_is_named(tmp_path, changes, rule, found):

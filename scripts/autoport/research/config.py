@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import msgspec
 
 from autoport.errors import Refusal, refuse
-from autoport.research.config_defaults import causal_lm_classes, config_defaults
+from autoport.research.config_defaults import causal_lm_classes
+from autoport.research.experts import resolve_experts
 from autoport.research.fields import (
     Resolver,
     describe,
@@ -18,9 +19,12 @@ from autoport.research.fields import (
     is_number,
     is_text,
 )
+from autoport.research.heterogeneous import heterogeneous_problems
+from autoport.research.latent import resolve_latent
+from autoport.research.layers import resolve_layers
+from autoport.research.nested import find_text_config, find_vision_config
 from autoport.research.rope import resolve_rope
 from autoport.research.source import Source
-from autoport.research.window import resolve_window
 from autoport.schema import Fact, Facts
 
 LARGEST_CONFIG_BYTES = 16 * 1024 * 1024
@@ -39,10 +43,21 @@ REQUIRED = {
 OPTIONAL = {"attention_bias": is_flag, "mlp_bias": is_flag, "partial_rotary_factor": is_number}
 
 # Keys that change the model's output when a class reads them; the rest (token ids, dropout, ...) does not.
+VISION_SIZES = {
+    "num_heads": ("num_attention_heads", "num_heads"),
+    "hidden_size": ("hidden_size", "embed_dim"),
+    "intermediate_size": ("intermediate_size",),
+}
+TRAINING_KEYS = {
+    "aux_loss_alpha", "ep_size", "input_jitter_noise", "layer_norm_init", "moe_aux_loss_coeff",
+    "moe_jitter_eps", "moe_loss_weight", "norm_init", "num_nextn_predict_layers", "output_router_logits",
+    "rescale_prenorm_residual", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef", "seq_aux",
+}  # fmt: skip
 SEMANTIC_KEY = re.compile(
     r"_(multiplier|scale|scaling|factor|scalar|cap|capping|theta|rank|window|window_size|bias|pattern|interval)$"
-    r"|^(scale|residual|logit|qk_|clip_|no_rope|alibi|parallel_|sandwich|attn_|ffn_|block_configs|per_layer)"
-    r"|expert|moe|router|norm|nope|softcap|lora|mup|_layers$"
+    r"|^(scale|residual|logit|qk_|qkv_|clip_|no_rope|alibi|parallel_|sandwich|attn_|ffn_|block_configs|per_layer)"
+    r"|expert|moe|router|norm|nope|softcap|lora|mup|rope|rotary|bias|sink|swiglu|parallel|_layers$|layer_types$"
+    r"|sliding_window|chunk"
 )
 
 
@@ -84,25 +99,29 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts:
-    """Resolve every field the analysis needs.
+    """Resolve every field the analysis needs, of the decoder inside a larger model where there is one.
 
     Raises:
         Refusal: with every problem of the config at once.
     """
     config = load_config(source) if config is None else config
-    resolver = Resolver(config, {}, source.config_file)
-    architecture = _architecture(resolver)
+    path, text = find_text_config(config)
+    resolver = Resolver(text, {}, source.config_file)
+    resolver.path, resolver.outer = path, config if path else {}
+    if path and "hidden_size" in config and "num_hidden_layers" in config:
+        resolver.problem(
+            "CFG-NESTED",
+            f"both the top level and {path.rstrip('.')} describe a decoder",
+            "keep the one that the checkpoint belongs to",
+        )
+    architecture = _architecture(resolver, config)
     model_type = _model_type(resolver, architecture)
     if model_type:
-        resolver.defaults = config_defaults(model_type.value)
+        resolver.use_class(model_type.value)
     fields = _fields(resolver)
+    fields |= _vision(config)
     if resolver.problems or architecture is None or model_type is None:
         raise Refusal(*resolver.problems)
-    unconsumed = {
-        key: value
-        for key, value in config.items()
-        if key not in resolver.consumed and SEMANTIC_KEY.search(key) and value is not None
-    }
     auto_map = config.get("auto_map")
     return Facts(
         source=source.name,
@@ -111,43 +130,63 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
         architecture=architecture,
         model_type=model_type,
         fields=fields,
-        unconsumed=unconsumed,
+        text_path=path,
+        unconsumed={f"{path}{key}": value for key, value in _unconsumed(resolver)},
         remote_code=auto_map if isinstance(auto_map, dict) else {},
         warnings=resolver.warnings,
     )
 
 
+def _unconsumed(resolver: Resolver) -> Iterator[tuple[str, Any]]:
+    """Keys that look semantic and that no field took."""
+    for key, value in resolver.config.items():
+        if key in resolver.consumed or key in TRAINING_KEYS or value in (None, [], {}):
+            continue
+        if SEMANTIC_KEY.search(key):
+            yield key, value
+
+
 def _fields(resolver: Resolver) -> dict[str, Fact]:
-    if isinstance(resolver.config.get("text_config"), dict):
-        resolver.problem(
-            "CFG-NESTED",
-            "text_config: the decoder's values are nested in the config of a larger model",
-            "pass a text-only checkpoint",
-        )
-    found = {name: resolver.required(name, check) for name, check in REQUIRED.items()}
+    hybrid = heterogeneous_problems(resolver)
+    found = {name: resolver.required(name, check) for name, check in REQUIRED.items() if name not in hybrid}
     found |= {name: resolver.optional(name, check) for name, check in OPTIONAL.items()}
     facts = {name: fact for name, fact in found.items() if fact is not None}
-    facts |= _heads(resolver, facts)
+    facts |= resolve_latent(resolver, facts)
+    if "num_kv_heads" not in hybrid:
+        facts |= _heads(resolver, facts)
     facts |= resolve_rope(resolver)
     dtype = _dtype(resolver)
     if dtype:
         facts["dtype"] = dtype
-    window = resolve_window(resolver, facts)
-    if window:
-        facts["sliding_window"] = window
+    facts |= resolve_layers(resolver, facts)
+    facts |= resolve_experts(resolver, facts)
     return facts
 
 
-def _architecture(resolver: Resolver) -> Fact | None:
+def _vision(config: Mapping[str, Any]) -> dict[str, Fact]:
+    """Sizes of the vision tower; nothing else is taken from it."""
+    found = find_vision_config(config)
+    if found is None:
+        return {}
+    path, vision = found
+    facts = {"vision": Fact(True, f"config.json: {path.rstrip('.')}")}
+    for name, keys in VISION_SIZES.items():
+        for key in keys:
+            if type(vision.get(key)) is int and vision[key] > 0:
+                facts.setdefault(f"vision_{name}", Fact(vision[key], f"config.json: {path}{key}"))
+    return facts
+
+
+def _architecture(resolver: Resolver, config: Mapping[str, Any]) -> Fact | None:
     """The one class in `architectures`, which must be a causal language model."""
     resolver.consumed.add("architectures")
-    value = resolver.config.get("architectures")
-    suggestion = causal_lm_classes().get(str(resolver.config.get("model_type")))
+    value = config.get("architectures")
+    suggestion = causal_lm_classes().get(str(config.get("model_type")))
     advice = "set it to one class name for causal language modelling" + (
         f'; for this model_type that is ["{suggestion}"] (please confirm)' if suggestion else ""
     )
     if not isinstance(value, list) or not value:
-        found = "missing" if "architectures" not in resolver.config else describe(value)
+        found = "missing" if "architectures" not in config else describe(value)
         resolver.problem("CFG-ARCH", f"architectures is {found}", advice)
         return None
     names = [name for name in value if isinstance(name, str) and name.isidentifier() and name.isascii()]
@@ -155,7 +194,8 @@ def _architecture(resolver: Resolver) -> Fact | None:
         resolver.problem("CFG-ARCH", f"architectures is {describe(value)}, not one class name", advice)
         return None
     name = names[0]
-    if not name.endswith("ForCausalLM") and name not in causal_lm_classes().values():
+    generative = name.endswith("ForCausalLM") or (resolver.path and name.endswith("ForConditionalGeneration"))
+    if not generative and name not in causal_lm_classes().values():
         resolver.problem(
             "CFG-ARCH", f"architectures is {describe(value)}, not a causal language model", advice
         )
@@ -167,7 +207,7 @@ def _model_type(resolver: Resolver, architecture: Fact | None) -> Fact | None:
     resolver.consumed.add("model_type")
     value = resolver.config.get("model_type")
     if isinstance(value, str) and value:
-        return Fact(value, "config.json: model_type")
+        return Fact(value, f"config.json: {resolver.path}model_type")
     owners = [key for key, name in causal_lm_classes().items() if architecture and name == architecture.value]
     if value is None and architecture and len(owners) == 1:
         resolver.warnings.append(f"model_type is missing; {architecture.value} belongs to {owners[0]!r}")
@@ -194,7 +234,10 @@ def _heads(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
             f"{heads.value} query heads are not a multiple of {found['num_kv_heads'].value} key/value heads",
             "correct num_attention_heads or num_key_value_heads",
         )
-    if head_dim is None and hidden.value % heads.value:
+    derived = head_dim is None or (
+        head_dim.source.startswith("derived") and head_dim.value == hidden.value // heads.value
+    )
+    if derived and hidden.value % heads.value:
         resolver.problem(
             "CFG-HEAD-DIM",
             f"head_dim is not given and hidden_size {hidden.value} is not a multiple of {heads.value} heads",

@@ -37,23 +37,40 @@ def config_defaults(model_type: str) -> dict[str, Fact]:
 
     Empty when transformers is not installed or has no such model type.
     """
-    root = transformers_dir()
-    class_name = _config_classes().get(model_type)
-    if root is None or class_name is None:
+    root, place = transformers_dir(), class_place(model_type)
+    if root is None or place is None:
         return {}
-    module = _special_modules().get(model_type, model_type.replace("-", "_"))
-    path = root / "models" / module / f"configuration_{module}.py"
-    classes = {node.name: node for node in _parse(path).body if isinstance(node, ast.ClassDef)}
+    facts = defaults_of(str(place[0]), place[1])
+    base_theta = _default_theta(root)
+    if base_theta is not None:
+        facts.setdefault("default_theta", base_theta)
+    return facts
+
+
+def class_place(model_type: str) -> tuple[Path, str] | None:
+    """File and name of the config class of `model_type`, or None when transformers has none."""
+    root, name = transformers_dir(), _config_classes().get(model_type)
+    if root is None or name is None:
+        return None
+    for owner in (model_type, *(key for key, other in _config_classes().items() if other == name)):
+        module = _special_modules().get(owner, owner.replace("-", "_"))
+        path = root / "models" / module / f"configuration_{module}.py"
+        if path.is_file():
+            return path, name
+    return None
+
+
+def defaults_of(file: str, class_name: str) -> dict[str, Fact]:
+    """Defaults of the attributes of one class of `file`, with those of its bases in the same file."""
+    path = Path(file)
+    classes = {node.name: node for node in parse_file(path).body if isinstance(node, ast.ClassDef)}
     facts: dict[str, Fact] = {}
     while class_name in classes:
         node = classes[class_name]
         for name, value, line in _attributes(node):
-            source = f"{class_name} default (transformers {_version()}, {path.name}:{line})"
+            source = f"{class_name} default (transformers {transformers_version()}, {path.name}:{line})"
             facts.setdefault(name, Fact(value, source))
         class_name = next((base.id for base in node.bases if isinstance(base, ast.Name)), "")
-    base_theta = _default_theta(root)
-    if base_theta is not None:
-        facts.setdefault("default_theta", base_theta)
     return facts
 
 
@@ -79,12 +96,13 @@ def _special_modules() -> dict[str, str]:
     }
 
 
-def _version() -> str:
+@functools.cache
+def transformers_version() -> str:
     return importlib.metadata.version("transformers")
 
 
 @functools.cache
-def _parse(path: Path) -> ast.Module:
+def parse_file(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
 
 
@@ -92,7 +110,7 @@ def _mapping(file: str, name: str) -> dict[str, str]:
     """String pairs of `name = OrderedDict([...], **{...})` and `name.update({...})` in `file`."""
     root = transformers_dir()
     pairs: dict[str, str] = {}
-    for node in _parse(root / file).body if root else []:
+    for node in parse_file(root / file).body if root else []:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             call: ast.expr = node.value
         elif isinstance(node, ast.Expr) and ast.unparse(node.value).startswith(f"{name}.update("):
@@ -134,6 +152,8 @@ def _literal(node: ast.expr) -> Any:
         ValueError: when the text does not say.
     """
     if isinstance(node, ast.Call):
+        if ast.unparse(node) in ("set()", "list()"):
+            return []
         default = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), None)
         if default is None:
             raise ValueError(ast.unparse(node))
@@ -149,9 +169,12 @@ def _literal(node: ast.expr) -> Any:
 def _default_theta(root: Path) -> Fact | None:
     """The rope_theta that every config class falls back to."""
     path = root / "modeling_rope_utils.py"
-    for node in _parse(path).body:
+    for node in parse_file(path).body:
         if isinstance(node, ast.ClassDef) and node.name == "RotaryEmbeddingConfigMixin":
             for name, value, line in _attributes(node):
                 if name == "default_theta":
-                    return Fact(value, f"{node.name} default (transformers {_version()}, {path.name}:{line})")
+                    return Fact(
+                        value,
+                        f"{node.name} default (transformers {transformers_version()}, {path.name}:{line})",
+                    )
     return None

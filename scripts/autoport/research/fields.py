@@ -1,42 +1,25 @@
-"""The alias table, and the resolver that finds a field's value and says where it came from."""
+"""The resolver that finds a field's value under any of its names and says where it came from."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from autoport import expressions
 from autoport.errors import Problem
+from autoport.research.aliases import ALIASES
+from autoport.research.config_class import class_attributes
+from autoport.research.config_defaults import config_defaults
+from autoport.research.readings import READINGS
+from autoport.research.values import ConfigValues, UnknownAttribute
 from autoport.schema import Fact
-
-# Standard name -> spellings in config.json, in the order in which they are looked for.
-ALIASES: dict[str, tuple[str, ...]] = {
-    "vocab_size": ("vocab_size",),
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "intermediate_size": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"),
-    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "num_heads": ("num_attention_heads", "n_head", "n_heads"),
-    "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "head_dim": ("head_dim",),
-    "max_position_embeddings": (
-        "max_position_embeddings",
-        "n_positions",
-        "max_seq_len",
-        "max_sequence_length",
-    ),
-    "norm_eps": ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
-    "activation": ("hidden_act", "hidden_activation", "activation_function"),
-    "tie_word_embeddings": ("tie_word_embeddings",),
-    "attention_bias": ("attention_bias",),
-    "mlp_bias": ("mlp_bias",),
-    "dtype": ("dtype", "torch_dtype"),
-    "sliding_window": ("sliding_window",),
-    "use_sliding_window": ("use_sliding_window",),
-    "max_window_layers": ("max_window_layers",),
-    "layer_types": ("layer_types",),
-    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
-}
 
 LARGEST_INTEGER = 2**40
 LARGEST_LAYER_COUNT = 10_000
+OUTER_KEYS = (
+    "tie_word_embeddings",
+    "dtype",
+    "torch_dtype",
+)  # a nested config may leave them to the outer one
 
 Check = Callable[[Any], str | None]
 
@@ -82,12 +65,18 @@ def describe(value: Any) -> str:
 
 
 class Resolver:
-    """Looks fields up in a config and in its class's defaults, and collects every problem.
+    """Looks fields up in a config and in its class, and collects every problem.
 
     `null` in the config means that there is no value. As in transformers it also hides the class default
     of an optional field.
 
     Attributes:
+        config: The decoder's config: config.json, or the part of it at `path`.
+        defaults: Defaults that the config class declares; empty for a class that is not known.
+        attributes: The values that the config class computes from `config` (see `config_class`).
+        renamed: The class's `attribute_map`: standard name -> the name under which it keeps the value.
+        path: Where `config` stands in config.json, e.g. ``"text_config."``.
+        outer: config.json itself when `config` is nested in it.
         consumed: Config keys that were looked at.
         problems: Everything wrong so far.
         warnings: What a reader must know.
@@ -97,34 +86,84 @@ class Resolver:
         self.config = config
         self.defaults = defaults
         self.config_file = config_file
+        self.attributes: Mapping[str, Fact] = {}
+        self.renamed: Mapping[str, str] = {}
+        self.path = ""
+        self.outer: Mapping[str, Any] = {}
         self.consumed: set[str] = set()
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
+        self.model_type = ""
+
+    def use_class(self, model_type: str) -> None:
+        """Take defaults and computed values from transformers' config class, if it has one."""
+        self.model_type = model_type
+        self.defaults = config_defaults(model_type)
+        computed = class_attributes(model_type, self.config, self.path)
+        self.attributes = computed.facts
+        if "attribute_map" in self.defaults:
+            self.renamed = self.defaults["attribute_map"].value
+        if computed.unfollowed:
+            self.warnings.append(f"what the config class computes is not known: {computed.unfollowed}")
 
     def problem(self, rule: str, found: str, next_step: str) -> None:
         self.problems.append(Problem(rule, found, self.config_file, next_step))
 
-    def optional(self, name: str, check: Check) -> Fact | None:
-        """The field's fact, or None for no value. A value of the wrong kind is a problem (CFG-TYPE)."""
-        spellings = self._spellings(name)
+    def attribute(self, key: str) -> Fact | None:
+        """What the config class holds under `key` or under what it renames it to."""
+        return self.attributes.get(self.renamed.get(key, key))
+
+    def optional(self, name: str, check: Check, strict: bool = False) -> Fact | None:
+        """The field's fact, or None for no value. A value of the wrong kind is a problem (CFG-TYPE).
+
+        Args:
+            strict: Take only what the config class declares, when the class is known.
+        """
+        if name in READINGS.get(self.model_type, {}):
+            return self._computed(name, check)
+        spellings = self._spellings(name, strict)
         self.consumed.update(spellings)
-        given = {key: self.config[key] for key in spellings if self.config.get(key) is not None}
-        if given:
-            key, value = next(iter(given.items()))
-            self._check_agreement(given)
-            fact = Fact(value, f"config.json: {key}")
-        elif any(key in self.config for key in spellings):
+        fact = self._find(name, spellings)
+        if fact is None:
             return None
-        else:
-            default = self._default(name)
-            if default is None:
-                return None
-            key, fact = name, default
         wrong = check(fact.value)
+        if wrong and self.problems and fact.source.startswith("derived: "):
+            return None  # what it was computed from is wrong already
         if wrong:
+            key = (
+                fact.source.removeprefix("config.json: ") if fact.source.startswith("config.json: ") else name
+            )
             self.problem("CFG-TYPE", f"{key} {wrong}", f"correct {key} in config.json")
             return None
         return fact
+
+    def _find(self, name: str, spellings: Sequence[str]) -> Fact | None:
+        given = {key: self.config[key] for key in spellings if self.config.get(key) is not None}
+        if given:
+            self._check_agreement(given)
+        for key in (*given, *spellings):
+            fact = self.attribute(key)
+            if fact is not None and key in given:
+                if self._changed(fact.value, given[key]):
+                    self.warnings.append(
+                        f"config.json gives {self.path}{key} {describe(given[key])}, but the class has "
+                        f"{describe(fact.value)} ({fact.source.removeprefix('derived: ')})"
+                    )
+                return None if fact.value is None else fact
+            if fact is not None and fact.value is not None:
+                return fact
+            if key in given:
+                return Fact(given[key], f"config.json: {self.path}{key}")
+        if any(key in self.config for key in spellings):
+            return None
+        for key in spellings:
+            if key in OUTER_KEYS and self.outer.get(key) is not None:
+                return Fact(self.outer[key], f"config.json: {key}")
+        return self._default(name)
+
+    @staticmethod
+    def _changed(value: Any, given: Any) -> bool:
+        return type(value) is not dict and value != given
 
     def required(self, name: str, check: Check) -> Fact | None:
         """The field's fact, from the config or the class; no value at all is a problem (CFG-MISSING)."""
@@ -141,10 +180,36 @@ class Resolver:
             )
         return fact
 
-    def _spellings(self, name: str) -> Sequence[str]:
-        """The spellings that the config class declares, or every known one if it declares none."""
-        declared = [key for key in ALIASES[name] if key in self.defaults]
-        return declared or ALIASES[name]
+    def _computed(self, name: str, check: Check) -> Fact | None:
+        """The value of a field that the class computes (see `research.readings`)."""
+        expression = READINGS[self.model_type][name]
+        self.consumed.update(expressions.names(expression))
+        try:
+            fact = ConfigValues(self.config, self.model_type).compute(expression)
+        except UnknownAttribute as error:
+            self.problem(
+                "CFG-MISSING", f"{name} has no value: {error} is missing", f"add {error} to config.json"
+            )
+            return None
+        except ValueError as error:
+            self.problem("CFG-TYPE", f"{name}: {error}", "correct it in config.json")
+            return None
+        wrong = None if fact.value is None else check(fact.value)
+        if wrong:
+            self.problem("CFG-TYPE", f"{name} {wrong} ({fact.source})", "correct it in config.json")
+            return None
+        return None if fact.value is None else fact
+
+    def _spellings(self, name: str, strict: bool = False) -> Sequence[str]:
+        """The spellings that the config class has, or every known one if it has none."""
+        declared = [key for key in ALIASES[name] if self._is_declared(key)]
+        return declared if declared or (strict and self.defaults) else ALIASES[name]
+
+    def _is_declared(self, key: str) -> bool:
+        own = self.renamed.get(key, key)
+        return own in self.defaults or (
+            own in self.attributes and not self.attributes[own].source.startswith("config.json: ")
+        )
 
     def _default(self, name: str) -> Fact | None:
         for key in ALIASES[name]:

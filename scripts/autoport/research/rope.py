@@ -7,17 +7,104 @@ everything in `rope_parameters`. Precedence where both are given is that of tran
 
 from typing import Any
 
+from autoport.research.aliases import READ_WITH
 from autoport.research.fields import Resolver, describe, is_number, is_text
 from autoport.schema import Fact
 
 RENAMED_TYPES = {"su": "longrope"}
-TOP_LEVEL = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 
 
 def resolve_rope(resolver: Resolver) -> dict[str, Fact]:
-    """Return `rope_type`, `rope_theta` and `rope_parameters` (the scaling's own numbers, `{}` for none)."""
+    """Return `rope_type`, `rope_theta` and `rope_parameters` (the scaling's own numbers, `{}` for none).
+
+    `rope_type` is ``"per_layer_type"`` where layers of different kinds rotate differently; `rope_parameters` then
+    holds one block for each kind (None: these layers do not rotate). It is ``"none"`` for a class without RoPE.
+    """
+    resolver.consumed.update(READ_WITH["rope"])
+    if resolver.attributes and not any(resolver.attribute(key) for key in ("rope_parameters", "rotary_dim")):
+        reason = f"derived: the config class of {resolver.model_type!r} has no RoPE parameters"
+        return {"rope_type": Fact("none", reason), "rope_parameters": Fact({}, reason)}
+    count = len(resolver.problems)
+    facts = _from_file(resolver)
+    computed = resolver.attribute("rope_parameters")
+    if computed is None or not isinstance(computed.value, dict) or len(resolver.problems) > count:
+        if "rope_theta" not in facts and len(resolver.problems) == count:
+            theta = _class_theta(resolver)
+            facts |= {"rope_theta": theta} if theta else {}
+        return facts
+    return facts | _from_class(resolver, facts, computed)
+
+
+def _from_class(resolver: Resolver, facts: dict[str, Fact], computed: Fact) -> dict[str, Fact]:
+    """What the config class makes of the file's values, where that is something else or more."""
+    block: dict[str, Any] = computed.value
+    by_kind = {key: part for key, part in block.items() if isinstance(part, dict) or part is None}
+    by_kind = {key: part for key, part in by_kind.items() if key.endswith(("attention", "main", "compress"))}
+    if any(by_kind.values()):
+        parameters = {key: _renamed(part) for key, part in by_kind.items()}
+        main = parameters.get("full_attention") or next(part for part in parameters.values() if part)
+        found = {
+            "rope_type": Fact("per_layer_type", computed.source),
+            "rope_parameters": Fact(parameters, computed.source),
+        }
+        if is_number(main.get("rope_theta")) is None:
+            found["rope_theta"] = Fact(
+                float(main["rope_theta"]), _theta_source(resolver, main, facts, computed)
+            )
+        return found
+    found = {}
+    theta = block.get("rope_theta")
+    if is_number(theta) is None:
+        found["rope_theta"] = Fact(float(theta), _theta_source(resolver, block, facts, computed))
+    kind = _renamed(block).get("rope_type")
+    old = facts.get("rope_type")
+    if old is None or (old.value not in ("mrope", "per_layer_type") and kind != old.value):
+        if old is not None and old.value != "default":
+            resolver.warnings.append(
+                f"{old.source.removeprefix('config.json: ')} is {old.value!r}, but the class takes {kind!r} "
+                f"({computed.source.removeprefix('derived: ')})"
+            )
+        found["rope_type"] = Fact(kind, computed.source)
+    parameters = {
+        key: value
+        for key, value in block.items()
+        if key not in ("type", "rope_type", "rope_theta") and value is not None
+    }
+    given = facts["rope_parameters"].value if "rope_parameters" in facts else {}
+    original = given.get("original_max_position_embeddings")
+    if original is not None:
+        parameters.setdefault("original_max_position_embeddings", original)
+    if "rope_parameters" not in facts or parameters != given:
+        found["rope_parameters"] = Fact(parameters, computed.source)
+    return found
+
+
+def _renamed(block: dict[str, Any] | None) -> dict[str, Any]:
+    if not block:
+        return {}
+    kind = block.get("rope_type", block.get("type", "default"))
+    return block | {"rope_type": RENAMED_TYPES.get(kind, kind) if isinstance(kind, str) else kind}
+
+
+def _theta_source(resolver: Resolver, block: dict[str, Any], facts: dict[str, Fact], computed: Fact) -> str:
+    """Where the theta of `block` was read from: the file, the class, or the mixin that all classes share."""
+    theta = float(block["rope_theta"])
+    if "rope_theta" in facts and facts["rope_theta"].value == theta:
+        return facts["rope_theta"].source
+    for key in ("rotary_emb_base", "global_rope_theta", "rope_theta"):
+        if resolver.config.get(key) == theta:
+            return f"config.json: {resolver.path}{key}"
+    default = resolver.defaults.get("default_theta")
+    if default is not None:
+        values = default.value.values() if isinstance(default.value, dict) else [default.value]
+        if theta in [float(value) for value in values]:
+            return default.source
+    return computed.source
+
+
+def _from_file(resolver: Resolver) -> dict[str, Fact]:
+    """What config.json says, whatever the class does with it."""
     config = resolver.config
-    resolver.consumed.update(("rope_scaling", "rope_parameters", *TOP_LEVEL))
     block_key, block = _block(resolver)
     facts: dict[str, Fact] = {}
     theta = _theta(resolver, block_key, block)
@@ -41,7 +128,8 @@ def resolve_rope(resolver: Resolver) -> dict[str, Fact]:
                 + _taken("the one at top level")
             )
         parameters["original_max_position_embeddings"] = original
-    source = f"config.json: {block_key}" if block else "config.json: no rope_scaling or rope_parameters"
+    where = f"config.json: {resolver.path}"
+    source = f"{where}{block_key}" if block else f"{where}no rope_scaling or rope_parameters"
     facts["rope_parameters"] = Fact(parameters, source)
     return facts
 
@@ -79,7 +167,7 @@ def _theta(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | 
     }
     found = {key: value for key, value in given.items() if value is not None}
     if not found:
-        return resolver.defaults.get("rope_theta") or _class_theta(resolver)
+        return resolver.defaults.get("rope_theta")
     key, value = next(iter(found.items()))
     wrong = is_number(value)
     if wrong:
@@ -87,7 +175,7 @@ def _theta(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | 
         return None
     if len(found) == 2 and found["rope_theta"] != value:
         resolver.warnings.append(f"{key} is {value} and rope_theta is {found['rope_theta']}; {_taken(key)}")
-    return Fact(float(value), f"config.json: {key}")
+    return Fact(float(value), f"config.json: {resolver.path}{key}")
 
 
 def _class_theta(resolver: Resolver) -> Fact | None:
@@ -107,9 +195,9 @@ def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | N
     value = new if new is not None else old
     key = f"{block_key}.{'rope_type' if new is not None else 'type'}"
     if any(isinstance(item, dict) for item in block.values()):
-        return Fact("per_layer_type", f"config.json: {block_key}")
+        return Fact("per_layer_type", f"config.json: {resolver.path}{block_key}")
     if "mrope_section" in block:
-        return Fact("mrope", f"config.json: {block_key}.mrope_section")
+        return Fact("mrope", f"config.json: {resolver.path}{block_key}.mrope_section")
     if value is None:
         scaling = sorted(set(block) - {"rope_theta", "partial_rotary_factor"})
         if scaling:
@@ -119,7 +207,7 @@ def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | N
                 f"add {block_key}.rope_type (linear, dynamic, yarn, longrope or llama3)",
             )
             return None
-        return Fact("default", f"config.json: {block_key} names no scaling")
+        return Fact("default", f"config.json: {resolver.path}{block_key} names no scaling")
     wrong = is_text(value)
     if wrong:
         resolver.problem("CFG-ROPE", f"{key} {wrong}", f"correct {key}")
@@ -128,4 +216,4 @@ def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | N
         resolver.warnings.append(
             f"{block_key} says rope_type {new!r} and type {old!r}; {_taken('rope_type')}"
         )
-    return Fact(RENAMED_TYPES.get(value, value), f"config.json: {key}")
+    return Fact(RENAMED_TYPES.get(value, value), f"config.json: {resolver.path}{key}")

@@ -1,0 +1,125 @@
+"""The fields of a mixture of experts: how many, how large, how tokens are routed, and in which layers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoport.research.aliases import READ_WITH
+from autoport.research.fields import Resolver, describe, is_flag, is_integer, is_number, is_text
+from autoport.schema import Fact
+
+SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
+
+FIELDS: dict[str, Any] = {
+    "num_experts_per_tok": is_integer,
+    "moe_intermediate_size": is_integer,
+    "shared_intermediate_size": is_integer,
+    "norm_topk_prob": is_flag,
+    "routed_scaling_factor": is_number,
+    "router_score": is_text,
+    "router_method": is_text,
+    "n_group": is_integer,
+    "topk_group": is_integer,
+}
+
+
+def is_count(value: Any) -> str | None:
+    """What is wrong with `value` as a number that may be 0."""
+    return None if value == 0 and type(value) is int else is_integer(value)
+
+
+def resolve_experts(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    """Facts of the experts; empty for a dense model (none, null, 0 or 1 expert)."""
+    experts = resolver.optional("num_experts", is_count, strict=True)
+    per_token = resolver.optional("num_experts_per_tok", is_count, strict=True)
+    if experts is None or experts.value < 2 or (per_token is not None and per_token.value == 0):
+        resolver.consumed.update(_present(resolver, READ_WITH["experts"]))
+        return {}
+    found: dict[str, Fact | None] = {"num_experts": experts}
+    found |= {name: resolver.optional(name, check, strict=True) for name, check in FIELDS.items()}
+    shared = resolver.optional("num_shared_experts", is_count, strict=True)
+    found["num_shared_experts"] = shared if shared and shared.value else None
+    if found["moe_intermediate_size"] is None and "intermediate_size" in facts:
+        fact = facts["intermediate_size"]
+        found["moe_intermediate_size"] = Fact(fact.value, f"derived: intermediate_size ({fact.source})")
+    _check_router(resolver, found)
+    layers = facts.get("num_layers")
+    if layers:
+        found["layer_moe"] = _moe_layers(resolver, layers.value)
+    return {name: fact for name, fact in found.items() if fact is not None}
+
+
+def _present(resolver: Resolver, keys: tuple[str, ...]) -> set[str]:
+    return {key for key in keys if resolver.config.get(key) in (None, 0, 1, -1, [])}
+
+
+def _check_router(resolver: Resolver, found: Mapping[str, Fact | None]) -> None:
+    for name, known in (("router_score", SCORES), ("router_method", METHODS)):
+        fact = found[name]
+        if fact is not None and fact.value not in known:
+            text = (
+                f"{fact.source.removeprefix('config.json: ')} is {describe(fact.value)}, which is not known"
+            )
+            resolver.problem(
+                "CFG-ROUTER", text, f"known: {', '.join(known)}; the routing has to be read first"
+            )
+    experts, per_token = found["num_experts"], found["num_experts_per_tok"]
+    if experts and per_token and per_token.value > experts.value:
+        text = f"{per_token.value} experts per token of {experts.value} experts"
+        resolver.problem("CFG-EXPERTS", text, "correct num_experts_per_tok in config.json")
+    groups = found["n_group"]
+    if experts and groups and experts.value % groups.value:
+        text = f"{experts.value} experts do not divide into {groups.value} groups"
+        resolver.problem("CFG-EXPERTS", text, "correct n_group in config.json")
+
+
+def _moe_layers(resolver: Resolver, count: int) -> Fact | None:
+    """Which layers have experts (a list of true and false), by whichever of the many keys says so."""
+    resolver.consumed.update(READ_WITH["experts"])
+
+    def of(key: str) -> Any:
+        fact = resolver.attribute(key)
+        return fact.value if fact is not None else resolver.config.get(key)
+
+    def fact(layers: list[bool], *keys: str) -> Fact:
+        given = [f"{resolver.path}{key}" for key in keys if resolver.config.get(key) is not None]
+        computed = [
+            item.source for key in keys if (item := resolver.attribute(key)) and key not in resolver.config
+        ]
+        return Fact(
+            layers, f"config.json: {', '.join(given)}" if given else "; ".join(dict.fromkeys(computed))
+        )
+
+    kinds = of("mlp_layer_types")
+    if isinstance(kinds, list):
+        if len(kinds) != count:
+            found = f"mlp_layer_types has {len(kinds)} entries for {count} layers"
+            resolver.problem("CFG-LAYER-TYPES", found, "correct mlp_layer_types in config.json")
+        return fact([kind != "dense" for kind in kinds], "mlp_layer_types")
+    named = of("moe_layers")
+    if isinstance(named, list):
+        return fact([i in named for i in range(count)], "moe_layers", "interleave_moe_layer_step")
+    start, end = of("moe_layer_start_index"), of("moe_layer_end_index")
+    if type(start) is int:
+        step = of("moe_layer_interval") or 1
+        last = count - 1 if end in (None, -1) else end
+        layers = [start <= i <= last and (i + 1) % step == 0 for i in range(count)]
+        return fact(layers, "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
+    period = of("expert_layer_period")
+    if type(period) is int and period > 0:
+        layers = [i % period == (of("expert_layer_offset") or 0) for i in range(count)]
+        return fact(layers, "expert_layer_period", "expert_layer_offset")
+    step, dense = of("decoder_sparse_step"), of("mlp_only_layers")
+    if type(step) is int or isinstance(dense, list):
+        layers = [i not in (dense or []) and (i + 1) % (step or 1) == 0 for i in range(count)]
+        return fact(layers, "decoder_sparse_step", "mlp_only_layers")
+    frequency = of("moe_layer_freq")
+    if isinstance(frequency, list):
+        return fact([bool(item) for item in frequency], "moe_layer_freq")
+    first = of("first_k_dense_replace")
+    first = of("num_dense_layers") if first is None else first
+    if type(first) is int:
+        step = frequency if type(frequency) is int and frequency > 0 else 1
+        layers = [i >= first and i % step == 0 for i in range(count)]
+        return fact(layers, "first_k_dense_replace", "num_dense_layers", "moe_layer_freq")
+    return Fact([True] * count, "derived: no key makes a layer dense")

@@ -1,0 +1,32 @@
+"""The fields of multi-head latent attention, and of its sparse indexer."""
+
+from collections.abc import Mapping
+
+from autoport.research.fields import Resolver, is_integer
+from autoport.schema import Fact
+
+REQUIRED = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+INDEXER = ("index_n_heads", "index_head_dim", "index_topk")
+
+
+def resolve_latent(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    """Facts of latent attention: ranks, head sizes, and `qk_head_dim`; empty for other attention."""
+    rank = resolver.optional("kv_lora_rank", is_integer, strict=True)
+    if rank is None:
+        return {}
+    found: dict[str, Fact] = {"kv_lora_rank": rank}
+    query = resolver.optional("q_lora_rank", is_integer, strict=True)
+    if query:
+        found["q_lora_rank"] = query
+    for name in REQUIRED:
+        fact = resolver.required(name, is_integer)
+        if fact:
+            found[name] = fact
+    for name in INDEXER:
+        fact = resolver.optional(name, is_integer, strict=True)
+        if fact:
+            found[name] = fact
+    if "qk_nope_head_dim" in found and "qk_rope_head_dim" in found:
+        width = found["qk_nope_head_dim"].value + found["qk_rope_head_dim"].value
+        found["qk_head_dim"] = Fact(width, "derived: qk_nope_head_dim + qk_rope_head_dim")
+    return found

@@ -1,0 +1,55 @@
+"""Values of config attributes as the config class would have them, for expressions over them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoport import expressions
+from autoport.research.config_defaults import config_defaults
+from autoport.schema import Fact
+
+
+class UnknownAttribute(LookupError):
+    """Neither config.json nor the config class has the attribute."""
+
+
+class ConfigValues:
+    """Looks attributes up in config.json, then in `computed` expressions, then in the class's defaults.
+
+    Args:
+        computed: Attribute -> expression for what the class computes when config.json does not say.
+    """
+
+    def __init__(self, config: Mapping[str, Any], model_type: str, computed: Mapping[str, str] | None = None):
+        self.config = config
+        self.defaults = config_defaults(model_type)
+        self.computed = computed or {}
+
+    def attribute(self, name: str) -> Fact:
+        """The attribute's value with its source.
+
+        Raises:
+            UnknownAttribute: There is no such attribute.
+        """
+        if self.config.get(name) is not None:
+            return Fact(self.config[name], f"config.json: {name}")
+        if name in self.computed:
+            return self.compute(self.computed[name])
+        if name in self.config:
+            return Fact(None, f"config.json: {name}")
+        if name in self.defaults:
+            return self.defaults[name]
+        raise UnknownAttribute(name)
+
+    def compute(self, expression: str) -> Fact:
+        """An expression's value; the source of a single attribute is that of the attribute.
+
+        Raises:
+            UnknownAttribute: It reads an attribute that does not exist.
+            ValueError: It cannot be computed.
+        """
+        facts = {name: self.attribute(name) for name in expressions.names(expression)}
+        value = expressions.evaluate(expression, {name: fact.value for name, fact in facts.items()})
+        if expression in facts:
+            return facts[expression]
+        read = "; ".join(f"{name}: {fact.source}" for name, fact in facts.items())
+        return Fact(value, f"derived: {expression}" + (f" ({read})" if read else ""))
