@@ -253,7 +253,8 @@ class Port:
         self.workspace = workspace
         self.name = check_model_name(name)
         self.state_dir = workspace.root / STATE_FOLDER / name
-        self.manifest = self._load_manifest(str(Path(source).resolve()) if Path(source).is_dir() else source)
+        is_folder = bool(source) and Path(source).is_dir()
+        self.manifest = self._load_manifest(str(Path(source).resolve()) if is_folder else source)
 
     @property
     def source(self) -> str:
