@@ -6,7 +6,9 @@ An operator states a rule in one of two ways:
   wrapper). It raises with the device's message. With `VLLM_NEURON_SIM_STRICT=0` it is recorded instead,
   and the operator goes on as the plugin's CPU mode does.
 - `fallback`: the device computes the right values when the condition is true, but leaves the kernel for a
-  slow path without a word. It is recorded.
+  slow path without a word. It is recorded, and so is what some kernel versions assert and newer ones may not.
+
+What the plugin refuses in its CPU mode, too, is a plain exception in the operator, strict or not.
 
 Both work in code traced by `torch.compile(fullgraph=True)`; a record is then made once per trace. There an
 error arrives wrapped in a dynamo exception that carries the message. Numbers that may be symbolic (shapes)
