@@ -86,5 +86,7 @@ def qualify(text: str, owner: str) -> str:
 
 
 def _bound(tree: ast.AST) -> set[str]:
-    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     return stored | set(FUNCTIONS)

@@ -82,43 +82,245 @@ class Facts(msgspec.Struct):
 
 
 class Norm(msgspec.Struct, frozen=True):
-    kind: Literal["rms"]
+    """A norm over the hidden dimension or over a head.
+
+    Attributes:
+        kind: Root mean square, or mean and variance.
+        weight: ``one_plus``: the checkpoint holds w, the norm multiplies by 1 + w. ``none``: no weight.
+        bias: Whether there is an additive bias (``layer`` only).
+        rounding: In low precision, where the normalised value is rounded: ``before_weight`` or
+            ``after_weight`` (``rms`` only; a LayerNorm rounds once, at the end).
+    """
+
+    kind: Literal["rms", "layer"]
     eps: float
+    weight: Literal["plain", "one_plus", "none"] = "plain"
+    bias: bool = False
+    rounding: Literal["before_weight", "after_weight"] = "before_weight"
 
 
 class Rope(msgspec.Struct, frozen=True):
-    """Rotary embedding; `parameters` holds the numbers of the scaling (empty for ``default``)."""
+    """Rotary embedding; `parameters` holds the numbers of the scaling (empty for ``default``).
 
-    kind: Literal["default", "llama3"]
+    Attributes:
+        pairing: Which dimensions of a head rotate together in the checkpoint: i with i + rotary_dim / 2, or
+            2i with 2i + 1. The weight loader reorders them, so that the graph always rotates halves.
+        rotary_dim: Dimensions that rotate; None for the whole head.
+        sign: -1 where the class rotates the other way.
+    """
+
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
     theta: float
-    parameters: dict[str, float | int] = {}
+    parameters: dict[str, Any] = {}
+    pairing: Literal["half", "interleaved"] = "half"
+    rotary_dim: int | None = None
+    sign: Literal[1, -1] = 1
+
+
+class QkNorm(msgspec.Struct, frozen=True):
+    """A norm on queries and keys.
+
+    Attributes:
+        width: ``head``: one weight of head_dim for all heads. ``each_head``: a weight per head. ``full``:
+            over all heads of the model together.
+    """
+
+    norm: Norm
+    width: Literal["head", "each_head", "full"] = "head"
+    place: Literal["before_rope", "after_rope"] = "before_rope"
 
 
 class Attention(msgspec.Struct, frozen=True):
+    """Multi-head, grouped-query or multi-query attention.
+
+    Attributes:
+        scale: Factor of the scores; None for head_dim ** -0.5.
+        softcap: c in c * tanh(scores / c).
+        sinks: One more logit per head in the softmax, without a value.
+        alibi: Scores get a per-head slope times the key's distance, instead of rotary embeddings.
+        qkv_clip: Limit of the absolute values of q, k and v.
+        q_temperature: Queries are scaled by a function of their position.
+        composed: Reasons why attention is built of smaller operators; empty for the fused operators.
+    """
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
     qkv_bias: bool
     o_bias: bool = False
+    qk_norm: QkNorm | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    qkv_clip: float | None = None
+    q_temperature: bool = False
+    composed: tuple[str, ...] = ()
 
 
 class Mlp(msgspec.Struct, frozen=True):
-    kind: Literal["gated"]
-    activation: Literal["silu"]
+    """A feed-forward block: down(act(gate(x)) * up(x)), or plain down(act(up(x)))."""
+
+    kind: Literal["gated", "plain"]
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
     intermediate_size: int
     bias: bool = False
 
 
+class Routing(msgspec.Struct, frozen=True):
+    """How a token's experts are chosen and weighted, all in float32.
+
+    Attributes:
+        score: Function of the router's logits. ``sparsemixer``: two experts, one after the other, each weighted
+            by a softmax over the experts whose logit is near its own.
+        score_over: Whether it sees the logits of all experts, or of the chosen ones only.
+        bias: The router's projection has a bias.
+        correction_bias: A bias of the scores that counts for the choice only, not for the weights.
+        correction_rows: The checkpoint holds it as one row of a matrix.
+        groups: Experts form groups of equal size; only those in the `top_groups` best groups (by the sum of a
+            group's two best scores) can be chosen.
+        normalise: The chosen experts' weights are divided by their sum (plus `epsilon`, or at least `minimum`).
+        scaling: Factor of the weights, after that; None for 1.
+        logit_softcap: c in c * tanh(logits / c).
+        threshold: How far below the best logit, relative to the logit, ``sparsemixer`` still counts an expert.
+    """
+
+    num_experts: int
+    top_k: int
+    score: Literal["softmax", "sigmoid", "sparsemixer"]
+    score_over: Literal["all", "chosen"]
+    bias: bool
+    correction_bias: bool
+    correction_rows: bool
+    groups: int
+    top_groups: int
+    normalise: bool
+    epsilon: float
+    minimum: float | None
+    scaling: float | None
+    logit_softcap: float | None
+    threshold: float | None
+
+
+class SharedExperts(msgspec.Struct, frozen=True):
+    """A gated MLP beside the experts that every token passes.
+
+    Attributes:
+        gated: Its output is multiplied by the sigmoid of a projection to one number.
+        combine: Whether its output and the experts' are added or averaged.
+        storage: As `Storage.gate_up`.
+    """
+
+    intermediate_size: int
+    activation: Literal["silu", "gelu", "gelu_tanh"]
+    gated: bool
+    combine: Literal["sum", "average"]
+    storage: Literal["separate", "concat"]
+
+
+class Moe(msgspec.Struct, frozen=True):
+    """A mixture of experts; each expert is down(act(gate(x)) * up(x)).
+
+    Attributes:
+        intermediate_size: Of one expert.
+        activation: ``swish_1702``: g * sigmoid(1.702 g).
+        clamp: Limit of the gate (from above) and of the absolute value of up; None for none.
+        up_offset: What is added to up after the clamp.
+        bias: Experts have biases.
+        storage: ``separate`` tensors per expert; one tensor for all with gate rows, then up rows
+            (``stacked``, [E, 2I, H]), the same transposed (``stacked_transposed``, [E, H, 2I]), or transposed
+            with gate and up columns alternating (``interleaved``).
+        composed: Why decode is composed of smaller operators; empty for the fused operator.
+    """
+
+    routing: Routing
+    intermediate_size: int
+    activation: Literal["silu", "gelu", "swish_1702"]
+    clamp: float | None = None
+    up_offset: float | None = None
+    bias: bool = False
+    shared: SharedExperts | None = None
+    storage: Literal["separate", "stacked", "stacked_transposed", "interleaved"] = "separate"
+    composed: tuple[str, ...] = ()
+
+
 class Block(msgspec.Struct, frozen=True):
-    topology: Literal["pre_norm"]
+    """How norms, attention and MLP are joined.
+
+    Attributes:
+        residual_scale: Factor of what attention and MLP add to the residual stream; None for 1.
+    """
+
+    topology: Literal[
+        "pre_norm", "parallel", "parallel_two_norms", "sandwich", "post_norm", "post_residual_norm"
+    ]
+    residual_scale: float | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """What is done to the token embeddings before the first layer.
+
+    Attributes:
+        scale: Their factor; None for 1.
+        norm: Whether they are normalised.
+        positions: Absolute position embeddings that are added: a table of the checkpoint, or computed.
+        position_offset: What is added to a position before it is looked up.
+    """
+
+    scale: float | None = None
+    norm: bool = False
+    positions: Literal["none", "learned", "sinusoidal"] = "none"
+    position_offset: int = 0
 
 
 class Head(msgspec.Struct, frozen=True):
+    """The projection to the vocabulary; logits are scaled first, then capped."""
+
     tied: bool
+    bias: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+
+
+class Layers(msgspec.Struct, frozen=True):
+    """What differs from layer to layer. An empty list: the same for all.
+
+    Attributes:
+        windows: Sliding window in tokens, or None for full attention.
+        ropes: Label of the layer's rotary embedding (a key of `Architecture.ropes`), None for none (NoPE).
+        moe: Whether the layer's MLP is a mixture of experts.
+    """
+
+    windows: list[int | None] = []
+    ropes: list[str | None] = []
+    moe: list[bool] = []
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """How the checkpoint lays out what the port wants separate.
+
+    Attributes:
+        qkv: ``separate``; one tensor with all of q, then k, then v (``concat``), or per group of query heads
+            its q, k and v (``groups``), or four blocks of q, v, k (``codegen``).
+        gate_up: ``separate``, or one tensor with gate first (``concat``).
+        transposed: Linear weights are [in, out] (Conv1D), not [out, in].
+    """
+
+    qkv: Literal["separate", "concat", "groups", "codegen"] = "separate"
+    gate_up: Literal["separate", "concat"] = "separate"
+    transposed: bool = False
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """A decoder, as the generator sees it."""
+    """A decoder, as the generator sees it.
+
+    Attributes:
+        rope: The rotary embedding; None when no layer rotates.
+        ropes: Rotary embeddings by label, when layers differ in it.
+        readings: Field of the generated config class -> expression over the Hugging Face config's attributes
+            (see `autoport.expressions`).
+        checks: Expression over those attributes -> the value that this description was made for.
+    """
 
     hf_name: str
     model_type: str
@@ -128,14 +330,22 @@ class Architecture(msgspec.Struct, frozen=True):
     max_position_embeddings: int
     dtype: Literal["bfloat16", "float16", "float32"]
     norm: Norm
-    rope: Rope
+    rope: Rope | None
     attention: Attention
     mlp: Mlp
     block: Block
     head: Head
+    embedding: Embedding = Embedding()
+    layers: Layers = Layers()
+    storage: Storage = Storage()
+    final_norm: bool = True
+    moe: Moe | None = None
+    ropes: dict[str, Rope] = {}
+    readings: dict[str, str] = {}
+    checks: dict[str, Any] = {}
 
 
-# --- Weight map ---------------------------------------------------------------------------------------------------
+# --- Weight map ---
 
 
 class WeightEntry(msgspec.Struct, frozen=True):
@@ -149,13 +359,30 @@ class WeightEntry(msgspec.Struct, frozen=True):
         shapes: Full (unsharded) shape of each key in the checkpoint.
         transform: How the keys become this rank's parameter: ``replicated``, ``vocab`` (rows split, padded),
             ``column`` ([out, in] rows split, stored transposed), ``row`` (columns split, stored transposed),
-            ``fused_qkv`` (q, k, v rows split by head and concatenated, stored transposed), ``fused_qkv_bias``.
+            ``fused_qkv`` (q, k, v rows split by head and concatenated, stored transposed), ``fused_qkv_bias``,
+            ``column_bias`` (split), ``row_bias`` (divided by the ranks, which are summed), ``heads`` (split by
+            query head), ``q_heads`` and ``kv_heads`` (vectors over the heads of q or k).
+        steps: What is done before that, in order: ``split q, k, v: <layout>``, ``split gate, up``,
+            ``head dimensions to halves``, ``add one``, ``transposed``.
     """
 
     parameter: str
     keys: list[str]
     shapes: list[tuple[int, ...]]
-    transform: Literal["replicated", "vocab", "column", "row", "fused_qkv", "fused_qkv_bias"]
+    transform: Literal[
+        "replicated",
+        "vocab",
+        "column",
+        "row",
+        "fused_qkv",
+        "fused_qkv_bias",
+        "column_bias",
+        "row_bias",
+        "heads",
+        "q_heads",
+        "kv_heads",
+    ]
+    steps: list[str] = []
 
 
 class IgnoredKeys(msgspec.Struct, frozen=True):
@@ -170,7 +397,7 @@ class WeightMap(msgspec.Struct):
     ignored: list[IgnoredKeys] = []
 
 
-# --- Parallel plan ------------------------------------------------------------------------------------------------
+# --- Parallel plan ---
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -212,7 +439,7 @@ class TpPlan(msgspec.Struct):
     weight_limit_bytes: int
 
 
-# --- Plan ---------------------------------------------------------------------------------------------------------
+# --- Plan ---
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -244,7 +471,7 @@ class Plan(msgspec.Struct):
     pitfalls: list[Pitfall]
 
 
-# --- Proof --------------------------------------------------------------------------------------------------------
+# --- Proof ---
 
 
 class HardwareRecord(msgspec.Struct, frozen=True):

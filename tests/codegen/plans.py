@@ -68,6 +68,18 @@ def weight_map(arch: Architecture) -> WeightMap:
     return WeightMap(entries)
 
 
+LLAMA_READINGS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "norm_eps": "rms_norm_eps",
+    "activation": "hidden_act",
+    "num_key_value_heads": "num_key_value_heads",
+    "rope_parameters": "rope_parameters"
+}
+
 YI = Architecture(
     hf_name="LlamaForCausalLM",
     model_type="llama",
@@ -82,6 +94,7 @@ YI = Architecture(
     mlp=Mlp("gated", "silu", 11008),
     block=Block("pre_norm"),
     head=Head(tied=False),
+    readings=LLAMA_READINGS,
 )
 
 LLAMA3 = Architecture(
@@ -107,6 +120,7 @@ LLAMA3 = Architecture(
     mlp=Mlp("gated", "silu", 8192),
     block=Block("pre_norm"),
     head=Head(tied=True),
+    readings=LLAMA_READINGS,
 )
 
 QWEN2 = msgspec.structs.replace(

@@ -112,8 +112,8 @@ def test_templates_are_sandboxed() -> None:
 
 
 def test_a_section_without_a_template_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"GEN-TEMPLATE.*model/norm/layer"):
-        render.render("model/norm/layer.py.j2")
+    with pytest.raises(Refusal, match=r"GEN-TEMPLATE.*model/norm/group"):
+        render.render("model/norm/group.py.j2")
 
 
 def test_text_that_is_not_python_stops(monkeypatch: pytest.MonkeyPatch) -> None:

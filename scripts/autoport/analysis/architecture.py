@@ -1,19 +1,37 @@
 """Facts and checkpoint headers -> `Architecture`, or a refusal that names everything out of scope."""
 
 from collections import Counter
+from typing import Any
 
-from autoport.analysis.crosscheck import bias_problems, has_qkv_bias, head_problems, projection_problems
+from autoport.analysis.attention import describe_attention
+from autoport.analysis.crosscheck import bias_problems, head_problems, projection_problems
+from autoport.analysis.families import FAMILIES
+from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.positions import describe_rope, rope_by_label
+from autoport.analysis.readings import config_checks, config_readings
 from autoport.analysis.scope import (
+    ACTIVATIONS,
     DTYPES,
     HEADER_DTYPES,
-    LLAMA3_PARAMETERS,
     Dtype,
     facts_problems,
     foreign_key_problems,
 )
+from autoport.analysis.traits import Traits
 from autoport.errors import Problem, Refusal
-from autoport.schema import Architecture, Attention, Block, Checkpoint, Facts, Head, Mlp, Norm, Rope
+from autoport.schema import (
+    Architecture,
+    Block,
+    Checkpoint,
+    Embedding,
+    Facts,
+    Head,
+    Layers,
+    Mlp,
+    Norm,
+    Storage,
+)
 
 
 def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
@@ -22,7 +40,8 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
     Raises:
         Refusal: with every feature that is out of scope and every disagreement of config and checkpoint.
     """
-    keys = CheckpointKeys(checkpoint.tensors)
+    family = FAMILIES.get(facts.architecture.value)
+    keys = CheckpointKeys(checkpoint.tensors, family.keys) if family else CheckpointKeys(checkpoint.tensors)
     where = checkpoint.source
     problems = facts_problems(facts)
     dtype = port_dtype(facts, checkpoint)
@@ -31,17 +50,23 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
         found = f"dtype {given.value!r} ({given.source})" if given else "no dtype, and no float checkpoint"
         step = f"write dtype: {' or '.join(DTYPES)} in config.json"
         problems.append(Problem("SCOPE-DTYPE", found, facts.config_file, step))
-    if keys.layers:
-        problems += foreign_key_problems(keys, where)
-        problems += bias_problems(facts, keys, where)
+    if not keys.layers:
+        begins = " or ".join(f"{base}{keys.names.layers}." for base in keys.names.bases)
+        found = f"no key begins with {begins}; there are {', '.join(sorted(keys.others)[:3])}"
+        step = f"pass a checkpoint with the key names of {facts.architecture.value}"
+        problems.append(Problem("SCOPE-KEYS", found, where, step))
+    elif family:
+        problems += foreign_key_problems(keys, family, where)
+        problems += bias_problems(facts, family, keys, where)
         problems += head_problems(facts, keys, where)
         problems += projection_problems(facts, keys, checkpoint)
-    else:
-        found = f"no key begins with model.layers. or layers.; there are {', '.join(sorted(keys.others)[:3])}"
-        problems.append(Problem("SCOPE-KEYS", found, where, "pass a checkpoint with Llama's key names"))
-    if problems or dtype is None:
-        raise Refusal(*problems)
-    return assemble(facts, has_qkv_bias(keys), dtype)
+    if family and dtype and not any(problem.rule.startswith("SCOPE-ARCH") for problem in problems):
+        traits = Traits(family, facts)
+        architecture = assemble(traits, keys, dtype)
+        problems += traits.problems
+        if not problems:
+            return architecture
+    raise Refusal(*problems)
 
 
 def port_dtype(facts: Facts, checkpoint: Checkpoint) -> Dtype | None:
@@ -59,30 +84,71 @@ def element_bytes(dtype: Dtype) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def assemble(facts: Facts, qkv_bias: bool, dtype: Dtype) -> Architecture:
-    value = {name: fact.value for name, fact in facts.fields.items()}
-    scaling = LLAMA3_PARAMETERS if value["rope_type"] == "llama3" else ()
+def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture:
+    """Put the description together; what is wrong is in ``traits.problems`` afterwards."""
+    family, names = traits.family, keys.names
+    value = {name: fact.value for name, fact in traits.facts.fields.items()}
+    topology = traits.value(family.topology)
+    if topology not in NORM_NAMES:
+        topology = "pre_norm"  # a problem says so
+    norm = layer_norm_of(family, keys, value["norm_eps"])
+    windows = traits.per_layer(family.windows)
+    labels = traits.per_layer(family.rope_labels)
     return Architecture(
-        hf_name=facts.architecture.value,
-        model_type=facts.model_type.value,
+        hf_name=traits.facts.architecture.value,
+        model_type=traits.facts.model_type.value,
         vocab_size=value["vocab_size"],
         hidden_size=value["hidden_size"],
         num_layers=value["num_layers"],
         max_position_embeddings=value["max_position_embeddings"],
         dtype=dtype,
-        norm=Norm(kind="rms", eps=float(value["norm_eps"])),
-        rope=Rope(
-            kind=value["rope_type"],
-            theta=value["rope_theta"],
-            parameters={name: value["rope_parameters"][name] for name in scaling},
+        norm=norm,
+        rope=describe_rope(traits),
+        ropes=rope_by_label(traits, labels),
+        attention=describe_attention(traits, keys, norm, windows),
+        mlp=Mlp(
+            kind=family.mlp,
+            activation=ACTIVATIONS.get(value["activation"], "silu"),
+            intermediate_size=value["intermediate_size"],
+            bias=keys.in_layers(names.gate_up or names.up, "bias"),
         ),
-        attention=Attention(
-            num_heads=value["num_heads"],
-            num_kv_heads=value["num_kv_heads"],
-            head_dim=value["head_dim"],
-            qkv_bias=qkv_bias,
+        block=Block(topology=topology, residual_scale=traits.number(family.residual_scale, neutral=1)),
+        head=Head(
+            tied=value["tie_word_embeddings"],
+            bias=keys.outside(names.head, "bias"),
+            scale=traits.number(family.logit_scale, neutral=1),
+            softcap=traits.number(family.logit_softcap),
         ),
-        mlp=Mlp(kind="gated", activation="silu", intermediate_size=value["intermediate_size"]),
-        block=Block(topology="pre_norm"),
-        head=Head(tied=value["tie_word_embeddings"]),
+        embedding=Embedding(
+            scale=traits.number(family.embedding_scale, neutral=1),
+            norm=bool(names.embedding_norm) and keys.outside(names.embedding_norm, "weight"),
+            positions=family.positions,
+            position_offset=family.position_offset,
+        ),
+        layers=Layers(windows=windows if any(windows) else [], ropes=_differing(labels)),
+        storage=Storage(
+            qkv=traits.value(family.qkv_layout),
+            gate_up=family.gate_up_layout,
+            transposed=family.transposed,
+        ),
+        final_norm=bool(traits.value(family.final_norm)),
+        readings=config_readings(traits, windows, labels),
+        checks=config_checks(traits),
     )
+
+
+def layer_norm_of(family: Family, keys: CheckpointKeys, eps: Any) -> Norm:
+    """The norm of the family's blocks."""
+    topology_norms = keys.names.norms or ("input_layernorm", "post_attention_layernorm")
+    return Norm(
+        kind=family.norm,
+        eps=float(eps),
+        weight=family.norm_weight,
+        bias=any(keys.in_layers(name, "bias") for name in topology_norms),
+        rounding=family.norm_rounding,
+    )
+
+
+def _differing(labels: list[str | None]) -> list[str | None]:
+    """The labels, or an empty list when all layers have the same one."""
+    return labels if len(set(labels)) > 1 else []

@@ -23,7 +23,7 @@ class Coverage(msgspec.Struct):
     Attributes:
         missing: Keys that the map needs and the checkpoint lacks.
         unexpected: Keys of the checkpoint that no parameter takes and no reason leaves out.
-        mapped_twice: Keys that two parameters take (a tied head and its embedding may).
+        mapped_twice: Keys that two parameters take (see `_may_share`).
         wrong_shape: Keys whose shape is not the one the architecture gives.
     """
 
@@ -50,7 +50,7 @@ def check_coverage(weights: WeightMap, num_layers: int, checkpoint: Checkpoint) 
     return Coverage(
         missing=[key for key in expected if key not in tensors],
         unexpected=[key for key in tensors if key not in expected and not ignored.fullmatch(key)],
-        mapped_twice=[key for key, entries in takers.items() if len(entries) > 1 and not _is_tied(entries)],
+        mapped_twice=[key for key, entries in takers.items() if len(entries) > 1 and not _may_share(entries)],
         wrong_shape=[
             ShapeMismatch(key, shape, tensors[key].shape)
             for key, shape in expected.items()
@@ -59,8 +59,10 @@ def check_coverage(weights: WeightMap, num_layers: int, checkpoint: Checkpoint) 
     )
 
 
-def _is_tied(entries: list[WeightEntry]) -> bool:
-    return [entry.parameter for entry in entries] == ["model.embed_tokens.weight", "lm_head.weight"]
+def _may_share(entries: list[WeightEntry]) -> bool:
+    """A tied head and its embedding, or the parts of a fused gate and up projection."""
+    tied = [entry.parameter for entry in entries] == ["model.embed_tokens.weight", "lm_head.weight"]
+    return tied or all("split gate, up" in entry.steps for entry in entries)
 
 
 def coverage_problems(coverage: Coverage, num_layers: int, checkpoint: Checkpoint) -> Iterator[Problem]:

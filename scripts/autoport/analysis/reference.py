@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from autoport.resources import references_dir
-from autoport.schema import Architecture, Facts, Pitfall, Section, TpPlan, WeightMap
+from autoport.schema import Architecture, Facts, Pitfall, Rope, Section, TpPlan, WeightMap
 
 TABLE = "reference-models.yaml"
 
@@ -32,18 +32,13 @@ def compare(architecture: Architecture, facts: Facts, weights: WeightMap, refere
     described = load_table()["models"][reference]["sections"]
     source = {name: fact.source for name, fact in facts.fields.items()}
     attention, rope, mlp = architecture.attention, architecture.rope, architecture.mlp
-    scaling = ", ".join(f"{name} {number:g}" for name, number in rope.parameters.items())
     bias = "with" if attention.qkv_bias else "without"
     loaded = f"{len(weights.entries)} kinds of parameters; left out: " + (
         "; ".join(f"{item.pattern} ({item.reason})" for item in weights.ignored) or "nothing"
     )
     targets = {
         "norm": (f"RMSNorm, eps {architecture.norm.eps:g}", "eps", source["norm_eps"]),
-        "rope": (
-            f"{rope.kind}, theta {rope.theta:g}" + (f" ({scaling})" if scaling else ""),
-            "theta" + (" and scaling" if scaling else "; no scaling"),
-            f"{source['rope_theta']}; {source['rope_type']}",
-        ),
+        "rope": _rope_row(rope, source),
         "attention": (
             f"{attention.num_heads} query and {attention.num_kv_heads} KV heads of {attention.head_dim}, "
             f"{bias} bias on q, k and v",
@@ -51,7 +46,7 @@ def compare(architecture: Architecture, facts: Facts, weights: WeightMap, refere
             f"{source['num_kv_heads']}; {source['head_dim']}; biases: keys of every layer",
         ),
         "mlp": (
-            f"gated, {mlp.activation}, intermediate {mlp.intermediate_size}",
+            f"{mlp.kind}, {mlp.activation}, intermediate {mlp.intermediate_size}",
             "sizes",
             f"{source['intermediate_size']}; {source['activation']}",
         ),
@@ -76,6 +71,20 @@ def compare(architecture: Architecture, facts: Facts, weights: WeightMap, refere
     ]
 
 
+def _rope_row(rope: Rope | None, source: dict[str, str]) -> tuple[str, str, str]:
+    if rope is None:
+        return "none", "no rotary embedding", "the class"
+    numbers = {name: number for name, number in rope.parameters.items() if isinstance(number, (int, float))}
+    scaling = ", ".join(f"{name} {number:g}" for name, number in numbers.items())
+    partial = f", {rope.rotary_dim} dimensions of a head" if rope.rotary_dim else ""
+    pairs = ", neighbours paired" if rope.pairing == "interleaved" else ""
+    return (
+        f"{rope.kind}, theta {rope.theta:g}" + (f" ({scaling})" if scaling else "") + partial + pairs,
+        "theta" + (" and scaling" if scaling else "; no scaling"),
+        f"{source['rope_theta']}; {source['rope_type']}",
+    )
+
+
 def pitfalls(architecture: Architecture, facts: Facts, tp: TpPlan) -> list[Pitfall]:
     """What is known to go wrong with a model of this shape, by rule id."""
     value, source = facts.fields["norm_eps"].value, facts.fields["norm_eps"].source
@@ -84,16 +93,16 @@ def pitfalls(architecture: Architecture, facts: Facts, tp: TpPlan) -> list[Pitfa
             "PIT-META",
             "the model is built on the meta device: inv_freq is computed in forward, not in __init__",
         ),
-        Pitfall(
-            "PIT-ROPE-THETA",
-            f"rope_theta is {architecture.rope.theta:g}; a fallback of 10000 passes a smoke test",
-        ),
         Pitfall("PIT-NORM-EPS", f"norm eps is {value:g} ({source})"),
     ]
+    rope = architecture.rope
+    if rope is not None:
+        text = f"rope_theta is {rope.theta:g}; a fallback of 10000 passes a smoke test"
+        found.insert(1, Pitfall("PIT-ROPE-THETA", text))
     if architecture.attention.qkv_bias:
         found.append(Pitfall("PIT-BIAS-2D", "the decode kernel takes biases of shape [1, size], not [size]"))
-    if architecture.rope.kind == "llama3":
-        original = architecture.rope.parameters["original_max_position_embeddings"]
+    if rope is not None and rope.kind == "llama3":
+        original = rope.parameters["original_max_position_embeddings"]
         found.append(
             Pitfall(
                 "PIT-ROPE-LONG",

@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import msgspec
-
+from autoport.analysis.families import FAMILIES
+from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.positions import PARAMETERS
+from autoport.analysis.traits import Traits
 from autoport.errors import Problem
 from autoport.research.fields import describe, is_number
 from autoport.research.keys import ranges
@@ -15,43 +17,29 @@ from autoport.schema import Fact, Facts
 Finding = tuple[str, str, str]
 """Rule, what was found, next step."""
 
-
-class Family(msgspec.Struct, frozen=True):
-    """A supported Hugging Face class.
-
-    Attributes:
-        model_type: The only model type its config may have.
-        qkv_bias: Whether q, k and v have biases: True, False, or the field of the config that says so.
-    """
-
-    model_type: str
-    qkv_bias: bool | str
-
-
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family("llama", "attention_bias"),
-    "MistralForCausalLM": Family("mistral", False),
-    "Qwen2ForCausalLM": Family("qwen2", True),
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
+# Names in transformers -> the function. The four spellings of gelu_tanh differ in rounding only.
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
 }
-
-ACTIVATIONS = ("silu", "swish")  # two names of one function
 Dtype = Literal["bfloat16", "float16", "float32"]
 DTYPES: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
 HEADER_DTYPES: dict[str, Dtype] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-ROPE_TYPES = ("default", "llama3")
 KNOWN_ROPE_TYPES = ("linear", "dynamic", "yarn", "longrope", "mrope", "proportional", "per_layer_type")
-LLAMA3_PARAMETERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-LARGEST_HEAD_DIM = 128  # flash, segmented and decode attention kernels
 
-# Parts of a layer that a Llama-shaped port does not have: pattern of the key in the layer, rule, what it is.
+# Parts of a layer that a family must have declared: pattern of the key in the layer, rule, what it is.
 FOREIGN_KEYS = [
-    (
-        r"self_attn\.(o_proj|dense|out_proj)\.bias",
-        "SCOPE-BIAS",
-        "a bias on the attention's output projection",
-    ),
+    (r".*norm\w*\.bias", "SCOPE-NORM", "a norm with a bias: LayerNorm, not RMSNorm"),
+    (r"[\w.]*(o_proj|dense|out_proj)\.bias", "SCOPE-BIAS", "a bias on the attention's output projection"),
     (r"mlp\.\w+\.bias", "SCOPE-BIAS", "a bias in the MLP"),
-    (r"\w*(norm|ln_\d)\.bias", "SCOPE-NORM", "a norm with a bias: LayerNorm, not RMSNorm"),
     (r"self_attn\.(q|k|query|key)_?(layer)?norm\..*", "SCOPE-QK-NORM", "a norm on queries or keys"),
     (r"self_attn\.(q_a_proj|kv_a_proj_with_mqa|kv_b_proj)\..*", "SCOPE-MLA", "multi-head latent attention"),
     (r"self_attn\.sinks?", "SCOPE-SINK", "attention sinks"),
@@ -60,12 +48,18 @@ FOREIGN_KEYS = [
     (r"(mlp|\w*moe|feed_forward)\.(\w*experts?|router|gate)\..*", "SCOPE-MOE", "a mixture of experts"),
 ]
 
-NEXT_STEP = "only Llama (as Yi is), Mistral without a window and Qwen2 can be ported"
+
+def _next_step() -> str:
+    return f"port one of {', '.join(sorted(FAMILIES))}, or write this part by hand"
 
 
 def facts_problems(facts: Facts) -> list[Problem]:
     """Every feature of the config that is out of scope."""
-    found = [*_class_findings(facts), *_feature_findings(facts.fields), *_rope_findings(facts.fields)]
+    found = [*_class_findings(facts)]
+    family = FAMILIES.get(facts.architecture.value)
+    if family:
+        traits = Traits(family, facts)
+        found += [*_feature_findings(facts.fields, traits), *_rope_findings(facts.fields, traits)]
     return [Problem(rule, text, facts.config_file, next_step) for rule, text, next_step in found]
 
 
@@ -73,7 +67,7 @@ def _class_findings(facts: Facts) -> Iterator[Finding]:
     name, model_type = facts.architecture.value, facts.model_type.value
     family = FAMILIES.get(name)
     if family is None:
-        yield "SCOPE-ARCH", f"architecture {name!r} is not supported", NEXT_STEP
+        yield "SCOPE-ARCH", f"architecture {name!r} is not supported", _next_step()
     elif family.model_type != model_type:
         found = (
             f"model_type {model_type!r} with architecture {name!r}, which belongs to {family.model_type!r}"
@@ -81,42 +75,54 @@ def _class_findings(facts: Facts) -> Iterator[Finding]:
         yield "SCOPE-ARCH", found, "correct one of the two in config.json"
 
 
-def _feature_findings(fields: Mapping[str, Fact]) -> Iterator[Finding]:
+def _feature_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Finding]:
     activation, head_dim = fields["activation"], fields["head_dim"]
     if activation.value not in ACTIVATIONS:
-        yield "SCOPE-ACTIVATION", f"activation {activation.value!r} ({activation.source})", NEXT_STEP
-    if head_dim.value % 2 or head_dim.value > LARGEST_HEAD_DIM:
-        found = f"head_dim {head_dim.value}: the kernels take even sizes up to {LARGEST_HEAD_DIM}"
-        yield "SCOPE-HEAD-DIM", found, NEXT_STEP
-    mlp_bias = fields.get("mlp_bias")
-    if mlp_bias and mlp_bias.value:
-        yield "SCOPE-BIAS", f"mlp_bias is true ({mlp_bias.source})", NEXT_STEP
-    window = fields.get("sliding_window")
-    if window and window.value is not None:
-        found = f"a sliding window of {window.value} tokens ({window.source})"
-        yield "SCOPE-WINDOW", found, "if the model was trained without a window, write sliding_window: null"
+        yield "SCOPE-ACTIVATION", f"activation {activation.value!r} ({activation.source})", _next_step()
+    if head_dim.value % 2:
+        yield "SCOPE-HEAD-DIM", f"head_dim {head_dim.value} is odd ({head_dim.source})", _next_step()
+    topology = traits.fact(traits.family.topology)
+    if topology.value not in NORM_NAMES:
+        yield "SCOPE-BLOCK", f"the norms of a layer: {topology.value} ({topology.source})", _next_step()
+    for condition, rule, what in traits.family.requires:
+        fact = traits.fact(condition)
+        if not fact.value:
+            yield rule, f"{what} ({fact.source})", _next_step()
 
 
-def _rope_findings(fields: Mapping[str, Fact]) -> Iterator[Finding]:
+def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Finding]:
+    if not traits.value(traits.family.rotary):
+        return
     kind, source = fields["rope_type"].value, fields["rope_type"].source
     parameters: dict[str, Any] = fields["rope_parameters"].value
-    if kind not in ROPE_TYPES:
-        known = "is not supported" if kind in KNOWN_ROPE_TYPES else "is unknown"
-        yield "SCOPE-ROPE", f"rope_type {kind!r} {known} ({source})", "only default and llama3 can be ported"
-    for partial in (fields.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")):
-        value = partial.value if isinstance(partial, Fact) else partial
+    if traits.family.partial_rotary_factor is None and not traits.family.rotary_dim:
+        top = fields.get("partial_rotary_factor")
+        value = parameters.get("partial_rotary_factor", top.value if top else None)
         if value is not None and value != 1:
-            yield "SCOPE-ROPE", f"partial_rotary_factor {value!r}: only part of a head is rotated", NEXT_STEP
-    if kind == "llama3":
-        yield from _llama3_findings(parameters, source)
+            found = f"partial_rotary_factor {value!r}, which the class does not read"
+            yield "SCOPE-ROPE", found, "remove it from config.json"
+    if kind != "per_layer_type":
+        yield from _scaling_findings(kind, parameters, source)
+        return
+    if not traits.family.rope_labels:
+        yield "SCOPE-ROPE", f"a rotary embedding for each kind of layer ({source})", _next_step()
+        return
+    for label, block in parameters.items():
+        if isinstance(block, dict):
+            yield from _scaling_findings(block.get("rope_type", "default"), block, f"{source}.{label}")
 
 
-def _llama3_findings(parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:
-    wrong = [name for name in LLAMA3_PARAMETERS if is_number(parameters.get(name))]
+def _scaling_findings(kind: Any, parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:
+    if kind not in PARAMETERS:
+        known = "is not supported" if kind in KNOWN_ROPE_TYPES else "is unknown"
+        step = f"only {', '.join(PARAMETERS)} can be ported"
+        yield "SCOPE-ROPE", f"rope_type {kind!r} {known} ({source})", step
+        return
+    wrong = [name for name in PARAMETERS[kind][0] if is_number(parameters.get(name))]
     for name in wrong:
-        found = f"llama3 RoPE needs {name}, found {describe(parameters.get(name))} ({source})"
+        found = f"{kind} RoPE needs {name}, found {describe(parameters.get(name))} ({source})"
         yield "CFG-ROPE", found, f"correct {name} in config.json"
-    if not wrong and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
+    if kind == "llama3" and not wrong and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
         found = (
             f"high_freq_factor {parameters['high_freq_factor']} is not above "
             f"low_freq_factor {parameters['low_freq_factor']} ({source})"
@@ -124,18 +130,31 @@ def _llama3_findings(parameters: Mapping[str, Any], source: str) -> Iterator[Fin
         yield "CFG-ROPE", found, "correct them in config.json"
 
 
-def foreign_key_problems(keys: CheckpointKeys, where: str) -> list[Problem]:
-    """Every part of a layer, and every bias on the head, that no supported family has."""
+def foreign_key_problems(keys: CheckpointKeys, family: Family, where: str) -> list[Problem]:
+    """Every part of a layer, and every bias outside the layers, that the family does not declare."""
+    names = keys.names
+    declared = {getattr(names, field) for field in names.__struct_fields__} - {""}
+    declared |= set(names.norms or NORM_NAMES["sandwich"])
     problems = []
     for pattern, rule, what in FOREIGN_KEYS:
         for suffix, layers in sorted(keys.layers.items()):
-            if re.fullmatch(pattern, suffix):
-                found = f"{what}: {keys.prefix}layers.{{i}}.{suffix} (layers {ranges(layers)})"
-                problems.append(Problem(rule, found, where, NEXT_STEP))
+            name, _, kind = suffix.rpartition(".")
+            known = name in declared or suffix in declared
+            if suffix == names.sinks and family.sinks == "False":
+                known = False
+            if family.qk_norm is None and name in (names.q_norm, names.k_norm, names.sinks):
+                known = False
+            if kind == "bias" and rule == "SCOPE-NORM" and family.norm == "layer":
+                continue
+            if kind == "bias" and rule == "SCOPE-NORM" and family.norm == "rms":
+                known = False
+            if not known and re.fullmatch(pattern, suffix):
+                found = f"{what}: {keys.layer}{suffix} (layers {ranges(layers)})"
+                problems.append(Problem(rule, found, where, _next_step()))
                 break
     for key in sorted(keys.others):
-        if key.endswith("lm_head.bias"):
-            problems.append(Problem("SCOPE-BIAS", f"a bias on the head: {key}", where, NEXT_STEP))
-        if key.endswith("norm.bias"):
-            problems.append(Problem("SCOPE-NORM", f"a norm with a bias: {key}", where, NEXT_STEP))
+        if key == f"{names.head}.bias" and not family.head_bias:
+            problems.append(Problem("SCOPE-BIAS", f"a bias on the head: {key}", where, _next_step()))
+        if key == f"{keys.prefix}{names.final_norm}.bias" and family.norm == "rms":
+            problems.append(Problem("SCOPE-NORM", f"a norm with a bias: {key}", where, _next_step()))
     return problems

@@ -2,6 +2,7 @@
 
 from autoport.analysis.architecture import describe_architecture, element_bytes
 from autoport.analysis.coverage import check_coverage, coverage_problems
+from autoport.analysis.families import FAMILIES
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.reference import choose_reference, compare, pitfalls
 from autoport.analysis.tensor_parallel import (
@@ -25,7 +26,9 @@ def make_plan(name: str, facts: Facts, checkpoint: Checkpoint, options: Options)
         Refusal: for everything that is out of scope, and for every key that the weight map does not cover.
     """
     architecture = describe_architecture(facts, checkpoint)
-    weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors))
+    weights = build_weight_map(
+        architecture, CheckpointKeys(checkpoint.tensors, FAMILIES[architecture.hf_name].keys)
+    )
     coverage = check_coverage(weights, architecture.num_layers, checkpoint)
     if not coverage.complete:
         raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint))

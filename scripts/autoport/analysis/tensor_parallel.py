@@ -80,10 +80,12 @@ def weight_bytes(weights: WeightMap, num_layers: int, element_bytes: int) -> Wei
     for entry in weights.entries:
         copies = num_layers if "{i}" in entry.parameter else 1
         for position, shape in enumerate(entry.shapes):
-            if entry.transform == "replicated":
+            if entry.transform in ("replicated", "row_bias"):
                 kind = "copied"
+            elif entry.transform == "kv_heads" or (entry.transform.startswith("fused_qkv") and position > 0):
+                kind = "kv_heads"
             else:
-                kind = "kv_heads" if entry.transform.startswith("fused_qkv") and position > 0 else "split"
+                kind = "split"
             totals[kind] += copies * math.prod(shape) * element_bytes
     return WeightBytes(**totals)
 

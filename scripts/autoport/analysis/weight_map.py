@@ -2,77 +2,198 @@
 
 from collections.abc import Iterator
 
+from autoport.analysis.families.family import NORM_NAMES
 from autoport.analysis.keys import CheckpointKeys
-from autoport.schema import Architecture, IgnoredKeys, WeightEntry, WeightMap
+from autoport.schema import Architecture, IgnoredKeys, Norm, WeightEntry, WeightMap
 
+LAYER = "model.layers.{i}."
 INV_FREQ = IgnoredKeys(
     pattern=r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq|(model\.)?rotary_emb\.inv_freq",
     reason="computed from rope_theta; older versions of transformers saved it",
 )
-TIED_HEAD = IgnoredKeys(
-    pattern=r"lm_head\.weight",
-    reason="tied: the head is loaded from the embedding, which holds the same values",
-)
 
 
 def build_weight_map(architecture: Architecture, keys: CheckpointKeys) -> WeightMap:
-    """Return where each parameter of the port comes from, for a Llama-shaped checkpoint."""
-    hidden, inner = architecture.hidden_size, architecture.mlp.intermediate_size
-    attention = architecture.attention
-    q_rows = attention.num_heads * attention.head_dim
-    kv_rows = attention.num_kv_heads * attention.head_dim
-    embedding, ignored = _embedding_key(architecture, keys)
+    """Return where each parameter of the port comes from."""
+    ignored = [IgnoredKeys(pattern, reason) for pattern, reason in keys.names.ignored]
     if any(key.endswith("rotary_emb.inv_freq") for key in (*keys.layers, *keys.others)):
         ignored.append(INV_FREQ)
-    head = embedding if architecture.head.tied else "lm_head.weight"
-    vocabulary = [(architecture.vocab_size, hidden)]
-    layer, source = "model.layers.{i}.", f"{keys.prefix}layers.{{i}}."
-    qkv = [f"{source}self_attn.{name}_proj" for name in "qkv"]
-    qkv_rows = (q_rows, kv_rows, kv_rows)
-
-    def column(parameter: str, key: str) -> WeightEntry:
-        return WeightEntry(f"{layer}{parameter}", [f"{source}{key}"], [(inner, hidden)], "column")
-
-    def row(parameter: str, key: str, columns: int) -> WeightEntry:
-        return WeightEntry(f"{layer}{parameter}", [f"{source}{key}"], [(hidden, columns)], "row")
-
-    def norm(name: str) -> WeightEntry:
-        return WeightEntry(f"{layer}{name}.weight", [f"{source}{name}.weight"], [(hidden,)], "replicated")
-
+    embedding = _embedding_key(architecture, keys, ignored)
+    head_key = f"{keys.names.head}.weight"
     entries = [
-        WeightEntry("model.embed_tokens.weight", [embedding], [*vocabulary], "vocab"),
-        norm("input_layernorm"),
         WeightEntry(
-            f"{layer}self_attn.qkv_proj_weight",
-            [f"{name}.weight" for name in qkv],
-            [(rows, hidden) for rows in qkv_rows],
-            "fused_qkv",
+            "model.embed_tokens.weight",
+            [embedding],
+            [(architecture.vocab_size, architecture.hidden_size)],
+            "vocab",
         ),
-        WeightEntry(
-            f"{layer}self_attn.qkv_proj_bias",
-            [f"{name}.bias" for name in qkv],
-            [(rows,) for rows in qkv_rows],
-            "fused_qkv_bias",
-        ),
-        row("self_attn.o_proj_weight", "self_attn.o_proj.weight", q_rows),
-        norm("post_attention_layernorm"),
-        column("mlp.gate_proj_weight", "mlp.gate_proj.weight"),
-        column("mlp.up_proj_weight", "mlp.up_proj.weight"),
-        row("mlp.down_proj_weight", "mlp.down_proj.weight", inner),
-        WeightEntry("model.norm.weight", [f"{keys.prefix}norm.weight"], [(hidden,)], "replicated"),
-        WeightEntry("lm_head.weight", [head], [*vocabulary], "vocab"),
+        *_embedding_extras(architecture, keys),
+        *_layer_norms(architecture, keys),
+        *_attention(architecture, keys),
+        *_mlp(architecture, keys),
     ]
-    if not attention.qkv_bias:
-        entries = [entry for entry in entries if entry.transform != "fused_qkv_bias"]
+    if architecture.final_norm:
+        entries += norm_entries(
+            architecture.norm, "model.norm", f"{keys.prefix}{keys.names.final_norm}", architecture.hidden_size
+        )
+    head = embedding if architecture.head.tied else head_key
+    vocabulary = [(architecture.vocab_size, architecture.hidden_size)]
+    entries.append(WeightEntry("lm_head.weight", [head], vocabulary, "vocab"))
+    if architecture.head.bias:
+        bias = f"{keys.names.head}.bias"
+        entries.append(WeightEntry("lm_head.bias", [bias], [(architecture.vocab_size,)], "column_bias"))
     return WeightMap(entries=entries, ignored=ignored)
 
 
-def _embedding_key(architecture: Architecture, keys: CheckpointKeys) -> tuple[str, list[IgnoredKeys]]:
-    """Key of the embedding (a tied checkpoint may hold it as the head only) and keys to leave out."""
-    embedding = f"{keys.prefix}embed_tokens.weight"
-    if architecture.head.tied and "lm_head.weight" in keys.others:
-        return (embedding, [TIED_HEAD]) if embedding in keys.others else ("lm_head.weight", [])
-    return embedding, []
+def norm_entries(norm: Norm, parameter: str, key: str, size: int) -> list[WeightEntry]:
+    """Weight and bias of a norm that every rank holds whole."""
+    steps = ["add one"] if norm.weight == "one_plus" else []
+    kinds = [("weight", steps)] if norm.weight != "none" else []
+    kinds += [("bias", [])] if norm.bias else []
+    return [
+        WeightEntry(f"{parameter}.{kind}", [f"{key}.{kind}"], [(size,)], "replicated", done)
+        for kind, done in kinds
+    ]
+
+
+def _layer_norms(architecture: Architecture, keys: CheckpointKeys) -> Iterator[WeightEntry]:
+    names = NORM_NAMES[architecture.block.topology]
+    for name, key in zip(names, keys.names.norms or names, strict=True):
+        yield from norm_entries(
+            architecture.norm, f"{LAYER}{name}", f"{keys.layer}{key}", architecture.hidden_size
+        )
+
+
+def _embedding_extras(architecture: Architecture, keys: CheckpointKeys) -> Iterator[WeightEntry]:
+    embedding, hidden = architecture.embedding, architecture.hidden_size
+    if embedding.positions == "learned":
+        rows = architecture.max_position_embeddings + embedding.position_offset
+        key = f"{keys.prefix}{keys.names.positions}.weight"
+        yield WeightEntry("model.embed_positions", [key], [(rows, hidden)], "replicated")
+    if embedding.norm:
+        key = f"{keys.prefix}{keys.names.embedding_norm}"
+        yield from norm_entries(architecture.norm, "model.embed_norm", key, hidden)
+
+
+def _attention(architecture: Architecture, keys: CheckpointKeys) -> Iterator[WeightEntry]:
+    attention, names, hidden = architecture.attention, keys.names, architecture.hidden_size
+    q_rows = attention.num_heads * attention.head_dim
+    kv_rows = attention.num_kv_heads * attention.head_dim
+    layout = architecture.storage.qkv
+    separate = layout == "separate"
+    sources = [names.q, names.k, names.v] if separate else [names.qkv]
+    rows = [q_rows, kv_rows, kv_rows] if separate else [q_rows + 2 * kv_rows]
+    halves = ["head dimensions to halves"] if reorders_heads(architecture) else []
+    steps = ([] if separate else [f"split q, k, v: {layout}"]) + halves
+    stored = ["transposed"] if architecture.storage.transposed else []
+    yield WeightEntry(
+        f"{LAYER}self_attn.qkv_proj_weight",
+        [f"{keys.layer}{name}.weight" for name in sources],
+        [_stored(architecture, count, hidden) for count in rows],
+        "fused_qkv",
+        steps + stored,
+    )
+    if attention.qkv_bias:
+        yield WeightEntry(
+            f"{LAYER}self_attn.qkv_proj_bias",
+            [f"{keys.layer}{name}.bias" for name in sources],
+            [(count,) for count in rows],
+            "fused_qkv_bias",
+            steps,
+        )
+    yield from _qk_norms(architecture, keys, halves)
+    if attention.sinks:
+        yield WeightEntry(
+            f"{LAYER}self_attn.sinks", [f"{keys.layer}{names.sinks}"], [(attention.num_heads,)], "heads"
+        )
+    yield WeightEntry(
+        f"{LAYER}self_attn.o_proj_weight",
+        [f"{keys.layer}{names.o}.weight"],
+        [_stored(architecture, hidden, q_rows)],
+        "row",
+        stored,
+    )
+    if attention.o_bias:
+        key = f"{keys.layer}{names.o}.bias"
+        yield WeightEntry(f"{LAYER}self_attn.o_proj_bias", [key], [(hidden,)], "row_bias")
+
+
+def _qk_norms(architecture: Architecture, keys: CheckpointKeys, halves: list[str]) -> Iterator[WeightEntry]:
+    attention, qk_norm = architecture.attention, architecture.attention.qk_norm
+    if qk_norm is None:
+        return
+    kinds = [] if qk_norm.norm.weight == "none" else ["weight"]
+    kinds += ["bias"] if qk_norm.norm.bias else []
+    for part, heads in (("q", attention.num_heads), ("k", attention.num_kv_heads)):
+        source = keys.names.q_norm if part == "q" else keys.names.k_norm
+        for kind in kinds:
+            steps = halves + (["add one"] if kind == "weight" and qk_norm.norm.weight == "one_plus" else [])
+            parameter = f"{LAYER}self_attn.{part}_norm_{kind}"
+            size = attention.head_dim
+            if qk_norm.width == "head":
+                key = f"{keys.layer}{source}.{kind}"
+                yield WeightEntry(parameter, [key], [(size,)], "replicated", steps)
+            elif qk_norm.width == "each_head":
+                found = [f"{keys.layer}{source}.norms.{head}.{kind}" for head in range(heads)]
+                shapes = [(size,)] * heads
+                yield WeightEntry(parameter, found, shapes, "q_heads" if part == "q" else "kv_heads", steps)
+            else:
+                key = f"{keys.layer}{source}.{kind}"
+                shape = [(heads * size,)]
+                yield WeightEntry(parameter, [key], shape, "q_heads" if part == "q" else "kv_heads", steps)
+
+
+def _mlp(architecture: Architecture, keys: CheckpointKeys) -> Iterator[WeightEntry]:
+    mlp, names, hidden = architecture.mlp, keys.names, architecture.hidden_size
+    inner, fused = mlp.intermediate_size, architecture.storage.gate_up == "concat"
+    stored = ["transposed"] if architecture.storage.transposed else []
+    split = ["split gate, up"] if fused else []
+    sources = {"gate": names.gate_up or names.gate, "up": names.gate_up or names.up}
+    if mlp.kind == "plain":
+        del sources["gate"]
+    for part, source in sources.items():
+        rows = 2 * inner if fused else inner
+        yield WeightEntry(
+            f"{LAYER}mlp.{part}_proj_weight",
+            [f"{keys.layer}{source}.weight"],
+            [_stored(architecture, rows, hidden)],
+            "column",
+            split + stored,
+        )
+        if mlp.bias:
+            key = f"{keys.layer}{source}.bias"
+            yield WeightEntry(f"{LAYER}mlp.{part}_proj_bias", [key], [(rows,)], "column_bias", split)
+    yield WeightEntry(
+        f"{LAYER}mlp.down_proj_weight",
+        [f"{keys.layer}{names.down}.weight"],
+        [_stored(architecture, hidden, inner)],
+        "row",
+        stored,
+    )
+    if mlp.bias:
+        key = f"{keys.layer}{names.down}.bias"
+        yield WeightEntry(f"{LAYER}mlp.down_proj_bias", [key], [(hidden,)], "row_bias")
+
+
+def _stored(architecture: Architecture, rows: int, columns: int) -> tuple[int, int]:
+    return (columns, rows) if architecture.storage.transposed else (rows, columns)
+
+
+def reorders_heads(architecture: Architecture) -> bool:
+    """Whether the dimensions of q and k heads are reordered, so that halves of a head rotate."""
+    rope = architecture.rope
+    return rope is not None and (rope.pairing == "interleaved" or rope.rotary_dim is not None)
+
+
+def _embedding_key(architecture: Architecture, keys: CheckpointKeys, ignored: list[IgnoredKeys]) -> str:
+    """Key of the embedding. A tied checkpoint may hold it as the head, too (ignored then), or only."""
+    embedding, head = f"{keys.prefix}{keys.names.embedding}.weight", f"{keys.names.head}.weight"
+    if architecture.head.tied and head in keys.others:
+        if embedding not in keys.others:
+            return head
+        reason = "tied: the head is loaded from the embedding, which holds the same values"
+        ignored.append(IgnoredKeys(head.replace(".", r"\."), reason))
+    return embedding
 
 
 def expand(weights: WeightMap, num_layers: int) -> Iterator[tuple[WeightEntry, list[str]]]:

@@ -113,5 +113,8 @@ def default_tp_size(plan: Plan) -> int:
 
 def _rope_text(plan: Plan) -> str:
     rope = plan.architecture.rope
+    if rope is None:
+        return "none"
     numbers = {"theta": rope.theta} | rope.parameters
-    return f"{rope.kind} ({', '.join(f'{name} {number:g}' for name, number in numbers.items())})"
+    listing = [f"{name} {number:g}" for name, number in numbers.items() if isinstance(number, (int, float))]
+    return f"{rope.kind} ({', '.join(listing)})"

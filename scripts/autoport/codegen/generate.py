@@ -1,5 +1,6 @@
 """Steps 3 and 4: the model's package (`__init__.py`, `config.py`, `factory.py`, `model.py`) from the plan."""
 
+from autoport.codegen.context import architecture_context, own_loaders
 from autoport.codegen.render import render_python
 from autoport.codegen.support import check_plan
 from autoport.port import Options, Outcome
@@ -12,9 +13,7 @@ TEMPLATES = {
     "factory.py": "boilerplate/factory.py.j2",
     "model.py": "model/model.py.j2",
 }
-
-# Names of `hidden_act` that mean the same function.
-ACTIVATION_NAMES = {"silu": ("silu", "swish")}
+WEIGHT_LOADERS = "weight_loaders.py"  # only for a model that needs loaders of its own
 
 
 def run(port: Port, options: Options) -> Outcome:
@@ -49,7 +48,6 @@ def render_package(plan: Plan, package: str) -> dict[str, str]:
         "prefix": plan.class_prefix,
         "hf_name": plan.architecture.hf_name,
         "package": package,
-        "activation_names": ACTIVATION_NAMES[plan.architecture.mlp.activation],
         "exports": sorted(
             [plan.architecture.hf_name, f"{plan.class_prefix}Config", "UnsupportedConfigError"]
         ),
@@ -58,5 +56,8 @@ def render_package(plan: Plan, package: str) -> dict[str, str]:
             "single": [entry for entry in plan.weights.entries if "{i}" not in entry.parameter],
             "layered": [entry for entry in plan.weights.entries if "{i}" in entry.parameter],
         },
-    }
-    return {name: render_python(template, **context) for name, template in TEMPLATES.items()}
+    } | architecture_context(plan.architecture)
+    templates = dict(TEMPLATES)
+    if own_loaders(plan.architecture):
+        templates[WEIGHT_LOADERS] = f"boilerplate/{WEIGHT_LOADERS}.j2"
+    return {name: render_python(template, **context) for name, template in templates.items()}

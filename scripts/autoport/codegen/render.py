@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 
+from autoport import expressions
 from autoport.errors import refuse
 from autoport.resources import templates_dir
 
@@ -98,6 +99,18 @@ def weight_keys(keys: list[str]) -> Checked:
     return names[0] if len(names) == 1 else Checked("[" + ", ".join(names) + "]")
 
 
+def reading(value: Any) -> Checked:
+    """A small expression over the Hugging Face config, which the generated code has as `hf_config`.
+
+    Raises:
+        Refusal: GEN-READING for anything but such an expression (see `autoport.expressions`).
+    """
+    try:
+        return Checked(expressions.qualify(str(value), "hf_config"))
+    except ValueError as error:
+        raise refuse("GEN-READING", str(error), "plan.json", "run 'autoport analyze' again") from error
+
+
 def markdown(value: Any) -> Checked:
     """One line of Markdown text in which nothing is markup and no table cell ends early."""
     line = " ".join(str(value).split())
@@ -122,6 +135,9 @@ def comment(value: Any) -> Checked:
     return Checked("".join(char for char in line if char.isprintable()))
 
 
+FILTERS = (py, identifier, weight_name, weight_keys, reading, markdown, code_span, shell, comment)
+
+
 def _only_checked(value: Any) -> Any:
     if not isinstance(value, (Checked, jinja2.Undefined)):
         raise TypeError(f"a template prints {value!r} without a filter")
@@ -139,7 +155,7 @@ def environment() -> SandboxedEnvironment:
         keep_trailing_newline=True,
         finalize=_only_checked,
     )
-    for name_filter in (py, identifier, weight_name, weight_keys, markdown, code_span, shell, comment):
+    for name_filter in FILTERS:
         env.filters[name_filter.__name__] = name_filter
     return env
 

@@ -1,7 +1,8 @@
-"""What the templates can express, and which parameters the generated model has."""
+"""Which parameters the generated model has."""
 
+from autoport.analysis.families.family import NORM_NAMES
 from autoport.errors import Problem, Refusal
-from autoport.schema import Architecture, Plan
+from autoport.schema import Architecture, Norm, Plan
 
 LAYER = "model.layers.{i}"
 
@@ -10,18 +11,10 @@ def check_plan(plan: Plan) -> None:
     """Check that the plan can be generated.
 
     Raises:
-        Refusal: GEN-FEATURE for each feature without a template, GEN-WEIGHTS for each difference between the
-            weight map and the model's parameters and their loaders.
+        Refusal: GEN-WEIGHTS for each difference between the weight map and the model's parameters and their
+            loaders.
     """
-    problems = [
-        Problem(
-            rule="GEN-FEATURE",
-            found=f"{feature} has no template",
-            where="plan.json: architecture",
-            next_step="write that section by hand, or port another model",
-        )
-        for feature in _unsupported(plan.architecture)
-    ]
+    problems = []
     expected = parameters(plan.architecture)
     mapped = {entry.parameter: entry.transform for entry in plan.weights.entries}
     for name in expected.keys() | mapped.keys():
@@ -40,26 +33,38 @@ def check_plan(plan: Plan) -> None:
 
 def parameters(architecture: Architecture) -> dict[str, str]:
     """Parameters of the generated model and the transform (see `WeightEntry`) of each one's loader."""
+    attention, mlp, qk_norm = architecture.attention, architecture.mlp, architecture.attention.qk_norm
+    norms = [f"{LAYER}.{name}" for name in NORM_NAMES[architecture.block.topology]]
+    norms += ["model.norm"] if architecture.final_norm else []
+    norms += ["model.embed_norm"] if architecture.embedding.norm else []
     names = {
         "model.embed_tokens.weight": "vocab",
-        f"{LAYER}.input_layernorm.weight": "replicated",
         f"{LAYER}.self_attn.qkv_proj_weight": "fused_qkv",
         f"{LAYER}.self_attn.o_proj_weight": "row",
-        f"{LAYER}.post_attention_layernorm.weight": "replicated",
-        f"{LAYER}.mlp.gate_proj_weight": "column",
         f"{LAYER}.mlp.up_proj_weight": "column",
         f"{LAYER}.mlp.down_proj_weight": "row",
-        "model.norm.weight": "replicated",
         "lm_head.weight": "vocab",
     }
-    if architecture.attention.qkv_bias:
-        names[f"{LAYER}.self_attn.qkv_proj_bias"] = "fused_qkv_bias"
+    optional = {
+        "model.embed_positions": (architecture.embedding.positions == "learned", "replicated"),
+        f"{LAYER}.self_attn.qkv_proj_bias": (attention.qkv_bias, "fused_qkv_bias"),
+        f"{LAYER}.self_attn.o_proj_bias": (attention.o_bias, "row_bias"),
+        f"{LAYER}.self_attn.sinks": (attention.sinks, "heads"),
+        f"{LAYER}.mlp.gate_proj_weight": (mlp.kind == "gated", "column"),
+        f"{LAYER}.mlp.gate_proj_bias": (mlp.kind == "gated" and mlp.bias, "column_bias"),
+        f"{LAYER}.mlp.up_proj_bias": (mlp.bias, "column_bias"),
+        f"{LAYER}.mlp.down_proj_bias": (mlp.bias, "row_bias"),
+        "lm_head.bias": (architecture.head.bias, "column_bias"),
+    }
+    names |= {name: transform for name, (present, transform) in optional.items() if present}
+    names |= {f"{norm}.{kind}": "replicated" for norm in norms for kind in norm_parameters(architecture.norm)}
+    for part in ("q", "k") if qk_norm else ():
+        split = "replicated" if qk_norm and qk_norm.width == "head" else f"{part}_heads".replace("k_", "kv_")
+        for kind in norm_parameters(qk_norm.norm) if qk_norm else ():
+            names[f"{LAYER}.self_attn.{part}_norm_{kind}"] = split
     return names
 
 
-def _unsupported(architecture: Architecture) -> list[str]:
-    features = {
-        "a bias on the attention's output projection": architecture.attention.o_bias,
-        "a bias in the MLP": architecture.mlp.bias,
-    }
-    return [feature for feature, present in features.items() if present]
+def norm_parameters(norm: Norm) -> list[str]:
+    """Names of a norm's parameters."""
+    return (["weight"] if norm.weight != "none" else []) + (["bias"] if norm.bias else [])

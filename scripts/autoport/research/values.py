@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoport import expressions
+from autoport.research.config_class import class_attributes
 from autoport.research.config_defaults import config_defaults
 from autoport.schema import Fact
 
@@ -13,16 +14,14 @@ class UnknownAttribute(LookupError):
 
 
 class ConfigValues:
-    """Looks attributes up in config.json, then in `computed` expressions, then in the class's defaults.
+    """Looks attributes up: as the config class computes them, else in config.json, else its default."""
 
-    Args:
-        computed: Attribute -> expression for what the class computes when config.json does not say.
-    """
-
-    def __init__(self, config: Mapping[str, Any], model_type: str, computed: Mapping[str, str] | None = None):
+    def __init__(self, config: Mapping[str, Any], model_type: str):
         self.config = config
         self.defaults = config_defaults(model_type)
-        self.computed = computed or {}
+        self.attributes = class_attributes(model_type, config).facts
+        renamed = self.defaults.get("attribute_map")
+        self.renamed: Mapping[str, str] = renamed.value if renamed else {}
 
     def attribute(self, name: str) -> Fact:
         """The attribute's value with its source.
@@ -30,12 +29,11 @@ class ConfigValues:
         Raises:
             UnknownAttribute: There is no such attribute.
         """
-        if self.config.get(name) is not None:
-            return Fact(self.config[name], f"config.json: {name}")
-        if name in self.computed:
-            return self.compute(self.computed[name])
+        name = self.renamed.get(name, name)
+        if name in self.attributes:
+            return self.attributes[name]
         if name in self.config:
-            return Fact(None, f"config.json: {name}")
+            return Fact(self.config[name], f"config.json: {name}")
         if name in self.defaults:
             return self.defaults[name]
         raise UnknownAttribute(name)

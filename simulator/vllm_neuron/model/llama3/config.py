@@ -21,9 +21,9 @@ class LlamaConfig:
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
+    rms_norm_eps: float
     num_key_value_heads: int
     head_dim: int
-    rms_norm_eps: float
     rope_parameters: dict[str, Any]
     torch_dtype: torch.dtype
     neuron_config: NeuronConfig | None = None
@@ -45,9 +45,9 @@ class LlamaConfig:
             intermediate_size=hf_config.intermediate_size,
             num_hidden_layers=hf_config.num_hidden_layers,
             num_attention_heads=hf_config.num_attention_heads,
+            rms_norm_eps=hf_config.rms_norm_eps,
             num_key_value_heads=hf_config.num_key_value_heads,
             head_dim=head_dim,
-            rms_norm_eps=hf_config.rms_norm_eps,
             rope_parameters=hf_config.rope_parameters,
             torch_dtype=_torch_dtype(hf_config),
             neuron_config=neuron_config,

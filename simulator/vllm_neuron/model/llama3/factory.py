@@ -45,17 +45,23 @@ class LlamaForCausalLM(nn.Module):
             # (setting, what the configs ask, what the implementation does)
             ("quantization", quantization, (None, "bf16")),
             ("quantization_config", getattr(hf_config, "quantization_config", None), (None,)),
-            ("hidden_act", hf_config.hidden_act, ("silu", "swish")),
-            ("rope_type", hf_config.rope_parameters["rope_type"], ("llama3",)),
-            ("sliding_window", getattr(hf_config, "sliding_window", None), (None,)),
             ("layer_types", set(getattr(hf_config, "layer_types", None) or ()), (set(), {"full_attention"})),
-            ("attention_bias", getattr(hf_config, "attention_bias", False), (False,)),
-            ("mlp_bias", getattr(hf_config, "mlp_bias", False), (False,)),
+            ("hidden_act", getattr(hf_config, "hidden_act", None), ("silu", "swish")),
+            ("sliding_window", getattr(hf_config, "sliding_window", None), (None,)),
+            ("attention_bias", getattr(hf_config, "attention_bias", None), (None, False)),
+            ("mlp_bias", getattr(hf_config, "mlp_bias", None), (None, False)),
+            ("rope_type", hf_config.rope_parameters["rope_type"], ("llama3",)),
             ("tie_word_embeddings", hf_config.tie_word_embeddings, (True,)),
         ]
         if neuron_config is not None:
-            sizes = ("ep_degree", "attention_dp_size", "embedding_dp_size", "lm_head_dp_size", "mlp_dp_size")
-            checks += [(size, getattr(neuron_config, size), (1,)) for size in sizes]
+            degrees = (
+                "ep_degree",
+                "attention_dp_size",
+                "embedding_dp_size",
+                "lm_head_dp_size",
+                "mlp_dp_size",
+            )
+            checks += [(degree, getattr(neuron_config, degree), (1,)) for degree in degrees]
         problems = [
             f"{setting} {asked!r} (possible: {', '.join(map(repr, possible))})"
             for setting, asked, possible in checks
@@ -63,8 +69,12 @@ class LlamaForCausalLM(nn.Module):
         ]
 
         tp_size = get_tp_group().world_size
-        for field in ("num_attention_heads", "intermediate_size", "vocab_size"):
-            size = getattr(hf_config, field)
+        sizes = {
+            "num_attention_heads": hf_config.num_attention_heads,
+            "intermediate_size": hf_config.intermediate_size,
+            "vocab_size": hf_config.vocab_size,
+        }
+        for field, size in sizes.items():
             if size % tp_size:
                 problems.append(f"tensor_parallel_size {tp_size} (possible: divisors of {field} {size})")
         kv_heads = hf_config.num_key_value_heads

@@ -57,11 +57,11 @@ class LlamaRMSNorm(nn.Module):
 class LlamaRotaryEmbedding(nn.Module):
     """cos and sin of the rotary angles; the halves of a head are rotated against each other."""
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: LlamaConfig, rope: dict[str, Any]):
         super().__init__()
         self.head_dim = config.head_dim
         self.dtype = config.torch_dtype
-        self.rope = config.rope_parameters
+        self.rope = rope
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T] -> cos, sin [T, Dh/2]."""
@@ -238,9 +238,9 @@ class LlamaMLP(nn.Module):
         self.up_proj_weight = nn.Parameter(torch.empty(hidden_size, shard_size, dtype=dtype))
         self.down_proj_weight = nn.Parameter(torch.empty(shard_size, hidden_size, dtype=dtype))
         column_loader = sharding_weight_loader(1, shard_size, tp_size, is_storage_transposed=True)
-        row_loader = sharding_weight_loader(0, shard_size, tp_size, is_storage_transposed=True)
         set_weight_loader(self.gate_proj_weight, column_loader)
         set_weight_loader(self.up_proj_weight, column_loader)
+        row_loader = sharding_weight_loader(0, shard_size, tp_size, is_storage_transposed=True)
         set_weight_loader(self.down_proj_weight, row_loader)
 
     def forward(self, hidden_states: Tensor, is_prefill: bool) -> Tensor:
@@ -268,8 +268,8 @@ class LlamaDecoderLayer(nn.Module):
     def __init__(self, config: LlamaConfig, layer_idx: int):
         super().__init__()
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config)
-        self.self_attn = LlamaAttention(config, layer_idx)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config)
+        self.self_attn = LlamaAttention(config, layer_idx)
         self.mlp = LlamaMLP(config)
 
     def forward(
@@ -308,7 +308,7 @@ class LlamaModel(nn.Module):
         )
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, config)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = LlamaRotaryEmbedding(config, config.rope_parameters)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attn_metadata: dict[str, Metadata], rank: Tensor | None
@@ -324,23 +324,23 @@ class LlamaModel(nn.Module):
                 f"Prompt Length ({num_tokens}) must be > world_size ({tp_size}) and a multiple of it."
             )
 
-        cos, sin = self.rotary_emb(positions)  # [T, Dh/2]
-        if is_prefill:
-            cos = torch.cat((cos, cos), dim=-1).unsqueeze(0)  # [1, T, Dh]
-            sin = torch.cat((sin, sin), dim=-1).unsqueeze(0)  # [1, T, Dh]
-            decode_mask = None
-        else:
-            num_seqs = metadata["block_table_tensor"].shape[0]
-            cos = cos.t().reshape(cos.shape[1], num_seqs, -1)  # [Dh/2, B, S]
-            sin = sin.t().reshape(sin.shape[1], num_seqs, -1)  # [Dh/2, B, S]
-            decode_mask = self.decode_mask(positions, metadata)
+        position_embeddings = self.cos_sin(self.rotary_emb, positions, metadata)
+        decode_mask = None if is_prefill else self.decode_mask(positions, metadata)
 
         # >>> PARALLELISM: the embedding scatters a prefill's sequence: [T/TP, H], gathered after the norm <<<
         hidden_states = self.embed_tokens(input_ids, scatter_tokens=is_prefill, rank=rank)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, (cos, sin), attn_metadata, decode_mask)
+            hidden_states = layer(hidden_states, position_embeddings, attn_metadata, decode_mask)
         hidden_states = self.norm(hidden_states)
         return self.tp_group.all_gather(hidden_states, dim=0) if is_prefill else hidden_states
+
+    def cos_sin(self, rotary_emb: nn.Module, positions: Tensor, metadata: Metadata) -> CosSin:
+        """cos and sin as the attention operators take them: [1, T, Dh] in prefill, [Dh/2, B, S] in decode."""
+        cos, sin = rotary_emb(positions)  # [T, Dh/2]
+        if metadata["max_query_len"] > metadata["decode_token_threshold"]:
+            return torch.cat((cos, cos), dim=-1).unsqueeze(0), torch.cat((sin, sin), dim=-1).unsqueeze(0)
+        num_seqs = metadata["block_table_tensor"].shape[0]
+        return cos.t().reshape(cos.shape[1], num_seqs, -1), sin.t().reshape(sin.shape[1], num_seqs, -1)
 
     def decode_mask(self, positions: Tensor, metadata: Metadata) -> Tensor:
         """Mask of a decode step [context slots, B, Nh, S], the same for every layer."""

@@ -1,0 +1,362 @@
+"""Decoders with a mixture of experts."""
+
+from msgspec.structs import replace
+
+from autoport.analysis.families.family import Family, Keys, QkNormStyle
+from autoport.analysis.families.llama import WINDOW_BY_TYPE, WINDOW_EVERYWHERE
+from autoport.analysis.families.moe_style import MoeKeys, MoeStyle
+
+SPARSE_BY_STEP = (
+    "[(i + 1) % decoder_sparse_step == 0 and i not in mlp_only_layers for i in range(num_hidden_layers)]"
+)
+SPARSE_AFTER_FIRST = "[i >= first_k_dense_replace for i in range(num_hidden_layers)]"
+SPARSE_BY_TYPE = "[kind == 'sparse' for kind in mlp_layer_types]"
+ALL_SPARSE = {"mlp_layer_types": "['sparse'] * num_hidden_layers"}
+FIRST_DENSE = {"mlp_layer_types": "['dense' if i < 1 else 'sparse' for i in range(num_hidden_layers)]"}
+ALL_FULL = {"layer_types": "['full_attention'] * num_hidden_layers"}
+ROPE_UNLESS_FULL = "[kind if kind == 'sliding_attention' else None for kind in layer_types]"
+
+# Mixtral's names of the experts' projections.
+W_KEYS = MoeKeys(
+    router="block_sparse_moe.gate",
+    correction="block_sparse_moe.e_score_correction_bias",
+    gate="block_sparse_moe.experts.{e}.w1.weight",
+    up="block_sparse_moe.experts.{e}.w3.weight",
+    down="block_sparse_moe.experts.{e}.w2.weight",
+)
+GRANITE_KEYS = MoeKeys(
+    router="block_sparse_moe.router.layer",
+    gate_up="block_sparse_moe.input_linear.weight",
+    down="block_sparse_moe.output_linear.weight",
+    shared_gate_up="shared_mlp.input_linear",
+    shared_down="shared_mlp.output_linear",
+)
+HUNYUAN_SHARED = {
+    "shared_gate": "mlp.shared_mlp.gate_proj",
+    "shared_up": "mlp.shared_mlp.up_proj",
+    "shared_down": "mlp.shared_mlp.down_proj",
+}
+QWEN_SHARED = {
+    "shared_gate": "mlp.shared_expert.gate_proj",
+    "shared_up": "mlp.shared_expert.up_proj",
+    "shared_down": "mlp.shared_expert.down_proj",
+}
+
+# The router of DeepSeek-V3: sigmoid scores, a correction bias, groups, a scaling.
+SIGMOID = MoeStyle(
+    num_experts="n_routed_experts",
+    score="'sigmoid'",
+    correction_bias=True,
+    normalise="norm_topk_prob",
+    epsilon=1e-20,
+    scaling="routed_scaling_factor",
+    groups="n_group",
+    top_groups="topk_group",
+    shared_size="moe_intermediate_size * n_shared_experts",
+)
+GRANITE = MoeStyle(
+    keys=GRANITE_KEYS,
+    layout="stacked",
+    num_experts="num_local_experts",
+    intermediate_size="intermediate_size",
+    score_over="'chosen'",
+    normalise="False",
+)
+
+MOE_FAMILIES = [
+    Family(
+        model_type="mixtral",
+        hf_name="MixtralForCausalLM",
+        qkv_bias="False",
+        windows=WINDOW_EVERYWHERE,
+        moe=MoeStyle(keys=W_KEYS, num_experts="num_local_experts", intermediate_size="intermediate_size"),
+    ),
+    Family(
+        model_type="qwen3_moe",
+        hf_name="Qwen3MoeForCausalLM",
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(),
+        windows="[sliding_window if use_sliding_window else None] * num_hidden_layers",
+        defaults={"mlp_only_layers": "[]"},
+        moe=MoeStyle(layers=SPARSE_BY_STEP, normalise="norm_topk_prob"),
+    ),
+    Family(
+        model_type="qwen2_moe",
+        hf_name="Qwen2MoeForCausalLM",
+        qkv_bias="qkv_bias",
+        windows=WINDOW_BY_TYPE,
+        defaults={
+            "mlp_only_layers": "[]",
+            "layer_types": (
+                "['sliding_attention' if use_sliding_window and (i + 1) % 2 != 0 and i < max_window_layers "
+                "else 'full_attention' for i in range(num_hidden_layers)]"
+            ),
+        },
+        moe=MoeStyle(
+            keys=MoeKeys(**QWEN_SHARED),
+            layers=SPARSE_BY_STEP,
+            normalise="norm_topk_prob",
+            shared_size="shared_expert_intermediate_size",
+            shared_gated=True,
+        ),
+    ),
+    Family(
+        model_type="olmoe",
+        hf_name="OlmoeForCausalLM",
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(width="full"),
+        qkv_clip="clip_qkv",
+        moe=MoeStyle(intermediate_size="intermediate_size", normalise="norm_topk_prob"),
+    ),
+    Family(
+        model_type="flex_olmo",
+        hf_name="FlexOlmoForCausalLM",
+        norm_rounding="after_weight",
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(width="full", rounding="after_weight"),
+        topology="'post_norm'",
+        moe=MoeStyle(intermediate_size="intermediate_size", normalise="norm_topk_prob"),
+    ),
+    Family(
+        model_type="glm4_moe",
+        hf_name="Glm4MoeForCausalLM",
+        # The last layer of these sizes predicts further tokens and is not run.
+        keys=Keys(ignored=((r"model\.layers\.(46|92)\..*", "layers for multi-token prediction"),)),
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(when="use_qk_norm"),
+        partial_rotary_factor=0.5,
+        moe=replace(SIGMOID, layers=SPARSE_AFTER_FIRST),
+    ),
+    Family(
+        model_type="dots1",
+        hf_name="Dots1ForCausalLM",
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(),
+        windows=WINDOW_BY_TYPE,
+        defaults={
+            "layer_types": (
+                "['sliding_attention' if sliding_window is not None and i >= max_window_layers "
+                "else 'full_attention' for i in range(num_hidden_layers)]"
+            )
+        },
+        moe=replace(SIGMOID, layers=SPARSE_AFTER_FIRST),
+    ),
+    Family(
+        model_type="solar_open",
+        hf_name="SolarOpenForCausalLM",
+        qkv_bias="attention_bias",
+        moe=SIGMOID,
+    ),
+    Family(
+        model_type="exaone_moe",
+        hf_name="ExaoneMoeForCausalLM",
+        qkv_bias="False",
+        qk_norm=QkNormStyle(),
+        windows=WINDOW_BY_TYPE,
+        rope_labels=(
+            "[kind if sliding_window is None or kind == 'sliding_attention' else None for kind in layer_types]"
+        ),
+        defaults={
+            "layer_types": (
+                "['sliding_attention' if sliding_window is not None and (i + 1) % sliding_window_pattern != 0 "
+                "else 'full_attention' for i in range(num_hidden_layers)]"
+            ),
+            "mlp_layer_types": (
+                "['dense' if i < first_k_dense_replace else 'sparse' for i in range(num_hidden_layers)]"
+            ),
+        },
+        moe=replace(
+            SIGMOID,
+            keys=MoeKeys(correction="mlp.e_score_correction_bias"),
+            num_experts="num_experts",
+            layers=SPARSE_BY_TYPE,
+            shared_size="moe_intermediate_size * num_shared_experts",
+        ),
+    ),
+    Family(
+        model_type="minimax_m2",
+        hf_name="MiniMaxM2ForCausalLM",
+        qkv_bias="False",
+        qk_norm=QkNormStyle(width="full"),
+        moe=MoeStyle(
+            keys=W_KEYS,
+            num_experts="num_local_experts",
+            intermediate_size="intermediate_size",
+            score="'sigmoid'",
+            correction_bias=True,
+        ),
+    ),
+    Family(
+        model_type="hy_v3",
+        hf_name="HYV3ForCausalLM",
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(),
+        defaults=FIRST_DENSE,
+        moe=MoeStyle(
+            keys=MoeKeys(router="mlp.router.gate", correction="mlp.expert_bias", **HUNYUAN_SHARED),
+            layers=SPARSE_BY_TYPE,
+            score="'sigmoid'",
+            correction_bias=True,
+            epsilon=1e-20,
+            scaling="router_scaling_factor",
+            shared_size="moe_intermediate_size * num_shared_experts",
+        ),
+    ),
+    Family(
+        model_type="hunyuan_v1_moe",
+        hf_name="HunYuanMoEV1ForCausalLM",
+        keys=Keys(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(place="after_rope"),
+        moe=MoeStyle(
+            keys=MoeKeys(router="mlp.gate.wg", **HUNYUAN_SHARED),
+            top_k="moe_topk",
+            intermediate_size="intermediate_size",
+            shared_size="intermediate_size",
+        ),
+    ),
+    Family(
+        model_type="ernie4_5_moe",
+        hf_name="Ernie4_5_MoeForCausalLM",
+        qkv_bias="use_bias",
+        pairing="interleaved",
+        requires=(("not use_bias", "SCOPE-BIAS", "biases in the shared experts"),),
+        moe=MoeStyle(
+            keys=MoeKeys(correction="mlp.moe_statics.e_score_correction_bias"),
+            num_experts="moe_num_experts",
+            top_k="moe_k",
+            layers=(
+                "[(i + 1) % moe_layer_interval == 0 and i >= moe_layer_start_index and "
+                "(moe_layer_end_index == -1 or i <= moe_layer_end_index) for i in range(num_hidden_layers)]"
+            ),
+            correction_bias=True,
+            correction_rows=True,
+            minimum="moe_norm_min",
+            shared_size="moe_intermediate_size * moe_num_shared_experts",
+        ),
+    ),
+    Family(
+        model_type="granitemoe",
+        hf_name="GraniteMoeForCausalLM",
+        qkv_bias="attention_bias",
+        scale="attention_multiplier",
+        embedding_scale="embedding_multiplier",
+        residual_scale="residual_multiplier",
+        logit_scale="1 / logits_scaling",
+        moe=GRANITE,
+    ),
+    Family(
+        model_type="granitemoeshared",
+        hf_name="GraniteMoeSharedForCausalLM",
+        qkv_bias="attention_bias",
+        scale="attention_multiplier",
+        embedding_scale="embedding_multiplier",
+        residual_scale="residual_multiplier",
+        logit_scale="1 / logits_scaling",
+        moe=replace(GRANITE, shared_size="shared_intermediate_size"),
+    ),
+    Family(
+        model_type="gpt_oss",
+        hf_name="GptOssForCausalLM",
+        norm_rounding="after_weight",
+        qkv_bias="attention_bias",
+        sinks="True",
+        windows=WINDOW_BY_TYPE,
+        defaults={
+            "layer_types": (
+                "['sliding_attention' if (i + 1) % 2 != 0 else 'full_attention' for i in range(num_hidden_layers)]"
+            )
+        },
+        moe=MoeStyle(
+            keys=MoeKeys(
+                router="mlp.router",
+                gate_up="mlp.experts.gate_up_proj",
+                down="mlp.experts.down_proj",
+            ),
+            layout="interleaved",
+            num_experts="num_local_experts",
+            intermediate_size="intermediate_size",
+            score_over="'chosen'",
+            normalise="False",
+            bias=True,
+            expert_bias=True,
+            clamp="swiglu_limit",
+            alpha="swiglu_alpha",
+        ),
+    ),
+    Family(
+        model_type="phimoe",
+        hf_name="PhimoeForCausalLM",
+        norm="layer",
+        qkv_bias="attention_bias",
+        windows=WINDOW_EVERYWHERE,
+        moe=MoeStyle(
+            keys=W_KEYS,
+            num_experts="num_local_experts",
+            intermediate_size="intermediate_size",
+            score="'sparsemixer'",
+            normalise="False",
+            threshold="router_jitter_noise",
+        ),
+    ),
+    Family(
+        model_type="aria_text",
+        hf_name="AriaTextForCausalLM",
+        qkv_bias="attention_bias",
+        requires=(("not mlp_bias", "SCOPE-BIAS", "biases in the shared experts"),),
+        moe=MoeStyle(
+            keys=MoeKeys(
+                router="mlp.router", gate_up="mlp.experts.fc1.weight", down="mlp.experts.fc2.weight"
+            ),
+            layout="stacked_transposed",
+            num_experts="moe_num_experts",
+            top_k="moe_topk",
+            intermediate_size="intermediate_size",
+            score_over="'chosen'",
+            normalise="False",
+            activation="'silu'",
+            shared_size="intermediate_size * moe_num_shared_experts",
+        ),
+    ),
+    Family(
+        model_type="mellum",
+        hf_name="MellumForCausalLM",
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(),
+        windows=WINDOW_BY_TYPE,
+        rope_labels="layer_types",
+        defaults=ALL_FULL | ALL_SPARSE,
+        moe=MoeStyle(layers=SPARSE_BY_TYPE, normalise="norm_topk_prob"),
+    ),
+    Family(
+        model_type="cohere2_moe",
+        hf_name="Cohere2MoeForCausalLM",
+        norm="layer",
+        qkv_bias="attention_bias",
+        pairing="interleaved",
+        topology="'parallel'",
+        windows=WINDOW_BY_TYPE,
+        rope_labels=(
+            "['rope' if layer_types[i] == 'sliding_attention' or "
+            "(mlp_layer_types[i] == 'dense' and prefix_dense_sliding_window_pattern == 1) else None "
+            "for i in range(num_hidden_layers)]"
+        ),
+        logit_scale="logit_scale",
+        defaults={
+            "layer_types": (
+                "['sliding_attention' if (i + 1) % sliding_window_pattern != 0 else 'full_attention' "
+                "for i in range(num_hidden_layers)]"
+            )
+        }
+        | ALL_SPARSE,
+        moe=MoeStyle(
+            layers=SPARSE_BY_TYPE,
+            intermediate_size="intermediate_size",
+            score="expert_selection_fn",
+            score_over="'chosen'",
+            normalise="expert_selection_fn == 'sigmoid' and norm_topk_prob",
+            shared_size="intermediate_size * num_shared_experts",
+            combine="shared_expert_combination_strategy",
+        ),
+    ),
+]

@@ -1,0 +1,124 @@
+"""What the templates ask of an architecture beyond its fields."""
+
+from typing import Any
+
+from autoport.analysis.families.family import NORM_NAMES
+from autoport.analysis.weight_map import reorders_heads
+from autoport.codegen.render import Checked
+from autoport.codegen.support import norm_parameters
+from autoport.schema import Architecture
+
+# Activations of NF.mlp, by the names of `ActFnType`.
+KERNEL_ACTIVATIONS = {"silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU_Tanh_Approx"}
+
+# Names of `hidden_act` that mean the same function.
+ACTIVATION_NAMES = {
+    "silu": ("silu", "swish"),
+    "gelu": ("gelu",),
+    "gelu_tanh": ("gelu_tanh", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
+    "relu": ("relu",),
+    "relu2": ("relu2",),
+}
+
+FIELD_TYPES = {
+    "rope_parameters": "dict[str, Any]",
+    "layer_windows": "list[int | None]",
+    "layer_ropes": "list[str | None]",
+}
+FLOAT_FIELDS = (
+    "norm_eps",
+    "qk_norm_eps",
+    "attention_scale",
+    "attention_softcap",
+    "qkv_clip",
+    "residual_scale",
+    "logit_scale",
+    "logit_softcap",
+    "embedding_scale",
+)
+
+
+def architecture_context(architecture: Architecture) -> dict[str, Any]:
+    """Names for the templates; constant text of the code is `Checked`."""
+    attention, composed = architecture.attention, bool(architecture.attention.composed)
+    loaders = own_loaders(architecture)
+    ropes = [*architecture.ropes.values()] or ([architecture.rope] if architecture.rope else [])
+    labels = [label for label in architecture.layers.ropes if label is not None]
+    norm_eps_field = "rms_norm_eps" if architecture.norm.kind == "rms" else "layer_norm_eps"
+    return {
+        "attention_arguments": Checked(
+            f"position_embeddings, attn_metadata, {'mask' if composed else 'decode_mask'}"
+        ),
+        "is_prefill": Checked("is_prefill" if composed else "decode_mask is None"),
+        "residual_scale": Checked(
+            "" if architecture.block.residual_scale is None else " * self.residual_scale"
+        ),
+        "norm_names": NORM_NAMES[architecture.block.topology],
+        "norm_class": "RMSNorm" if architecture.norm.kind == "rms" else "LayerNorm",
+        "norm_eps_field": norm_eps_field,
+        "qk_norm_parameters": norm_parameters(attention.qk_norm.norm) if attention.qk_norm else [],
+        "qk_one_plus": bool(attention.qk_norm and attention.qk_norm.norm.weight == "one_plus"),
+        "own_loaders": loaders,
+        "own_qkv_loader": "qkv_weight_loader" in loaders,
+        "own_head_norm_loader": "head_norm_loader" in loaders,
+        "reorders": reorders_heads(architecture),
+        "rotary_size": Checked(
+            "rotary_dim" if architecture.rope and architecture.rope.rotary_dim else "head_dim"
+        ),
+        "rope_kinds": list(dict.fromkeys(rope.kind for rope in ropes)),
+        "rope_label": labels[0] if labels else None,
+        "kernel_activations": KERNEL_ACTIVATIONS,
+        "config_fields": config_fields(architecture, norm_eps_field),
+        "checked_attributes": checked_attributes(architecture),
+    }
+
+
+def own_loaders(architecture: Architecture) -> list[str]:
+    """Functions of the port's own weight_loaders.py that model.py imports."""
+    attention, storage = architecture.attention, architecture.storage
+    reorders = reorders_heads(architecture)
+    names = []
+    if storage.qkv != "separate" or reorders or storage.transposed:
+        names.append("qkv_weight_loader")
+    elif attention.qkv_bias:
+        names.append("fused_qkv_bias_loader")
+    qk_norm = attention.qk_norm
+    if qk_norm and norm_parameters(qk_norm.norm):
+        if qk_norm.width != "head":
+            names.append("heads_norm_loader")
+        elif reorders or qk_norm.norm.weight == "one_plus":
+            names.append("head_norm_loader")
+    if storage.gate_up == "concat":
+        names.append("gate_up_loader")
+    if architecture.norm.weight == "one_plus":
+        names.append("plus_one_loader")
+    return sorted(names)
+
+
+def config_fields(architecture: Architecture, norm_eps_field: str) -> list[tuple[str, Checked, str | None]]:
+    """Name, annotation and reading of each field of the generated config; head_dim may have no reading."""
+    readings = {name: text for name, text in architecture.readings.items() if name != "activation"}
+    fields = []
+    for name, text in readings.items():
+        kind = FIELD_TYPES.get(name, "float" if name in FLOAT_FIELDS else "int")
+        fields.append((norm_eps_field if name == "norm_eps" else name, Checked(kind), text))
+    if "head_dim" not in readings:
+        place = next(i for i, field in enumerate(fields) if field[0] == "num_key_value_heads") + 1
+        fields.insert(place, ("head_dim", Checked("int"), None))
+    return fields
+
+
+def checked_attributes(architecture: Architecture) -> list[tuple[str, tuple[Any, ...]]]:
+    """Attributes of the Hugging Face config that must have one of these values, for the factory."""
+    absent = (None, False)
+    checks: list[tuple[str, tuple[Any, ...]]] = []
+    activation = architecture.readings.get("activation")
+    if activation is not None and activation.isidentifier():
+        checks.append((activation, ACTIVATION_NAMES[architecture.mlp.activation]))
+    if not architecture.layers.windows:
+        checks.append(("sliding_window", (None,)))
+    if not architecture.attention.qkv_bias and not architecture.attention.o_bias:
+        checks.append(("attention_bias", absent))
+    if not architecture.mlp.bias:
+        checks.append(("mlp_bias", absent))
+    return checks
