@@ -382,7 +382,8 @@ class _Frame:
             return self.runner.call(owner, name, keywords)
         if name not in METHODS.get(type(owner), frozenset()):
             raise Unfollowed(ast.unparse(node))
-        if name == "setdefault" and owner is self.variables.get("kwargs") and arguments[0] not in owner:
+        added = isinstance(owner, dict) and name == "setdefault" and arguments[0] not in owner
+        if added and owner is self.variables.get("kwargs"):
             self.instance.sources.setdefault(f"kwargs.{arguments[0]}", self.where(node))
         return getattr(owner, name)(*arguments, **keywords)
 

@@ -8,12 +8,12 @@ from autoport.research.fields import Resolver, describe, is_flag, is_integer, is
 from autoport.schema import Fact
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+ROUTER_NAMES = ("router_score", "router_method")  # said by the file even where the class has only one
 METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 
 FIELDS: dict[str, Any] = {
     "num_experts_per_tok": is_integer,
     "moe_intermediate_size": is_integer,
-    "shared_intermediate_size": is_integer,
     "norm_topk_prob": is_flag,
     "routed_scaling_factor": is_number,
     "router_score": is_text,
@@ -36,9 +36,14 @@ def resolve_experts(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, 
         resolver.consumed.update(_present(resolver, READ_WITH["experts"]))
         return {}
     found: dict[str, Fact | None] = {"num_experts": experts}
-    found |= {name: resolver.optional(name, check, strict=True) for name, check in FIELDS.items()}
+    found |= {
+        name: resolver.optional(name, check, strict=name not in ROUTER_NAMES)
+        for name, check in FIELDS.items()
+    }
     shared = resolver.optional("num_shared_experts", is_count, strict=True)
     found["num_shared_experts"] = shared if shared and shared.value else None
+    width = resolver.optional("shared_intermediate_size", is_count, strict=True)
+    found["shared_intermediate_size"] = width if width and width.value else None
     if found["moe_intermediate_size"] is None and "intermediate_size" in facts:
         fact = facts["intermediate_size"]
         found["moe_intermediate_size"] = Fact(fact.value, f"derived: intermediate_size ({fact.source})")
@@ -54,7 +59,7 @@ def _present(resolver: Resolver, keys: tuple[str, ...]) -> set[str]:
 
 
 def _check_router(resolver: Resolver, found: Mapping[str, Fact | None]) -> None:
-    for name, known in (("router_score", SCORES), ("router_method", METHODS)):
+    for name, known in zip(ROUTER_NAMES, (SCORES, METHODS), strict=True):
         fact = found[name]
         if fact is not None and fact.value not in known:
             text = (

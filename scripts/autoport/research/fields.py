@@ -141,6 +141,10 @@ class Resolver:
         given = {key: self.config[key] for key in spellings if self.config.get(key) is not None}
         if given:
             self._check_agreement(given)
+        if not any(key in self.config for key in spellings):
+            for key in spellings:
+                if key in OUTER_KEYS and self.outer.get(key) is not None:
+                    return Fact(self.outer[key], f"config.json: {key}")
         for key in (*given, *spellings):
             fact = self.attribute(key)
             if fact is not None and key in given:
@@ -156,9 +160,6 @@ class Resolver:
                 return Fact(given[key], f"config.json: {self.path}{key}")
         if any(key in self.config for key in spellings):
             return None
-        for key in spellings:
-            if key in OUTER_KEYS and self.outer.get(key) is not None:
-                return Fact(self.outer[key], f"config.json: {key}")
         return self._default(name)
 
     @staticmethod
@@ -194,6 +195,7 @@ class Resolver:
         except ValueError as error:
             self.problem("CFG-TYPE", f"{name}: {error}", "correct it in config.json")
             return None
+        fact = Fact(fact.value, fact.source.replace("config.json: ", f"config.json: {self.path}"))
         wrong = None if fact.value is None else check(fact.value)
         if wrong:
             self.problem("CFG-TYPE", f"{name} {wrong} ({fact.source})", "correct it in config.json")
@@ -202,6 +204,8 @@ class Resolver:
 
     def _spellings(self, name: str, strict: bool = False) -> Sequence[str]:
         """The spellings that the config class has, or every known one if it has none."""
+        if name == "partial_rotary_factor" and self.defaults:
+            return [name]  # the class folds its other spellings into rope_parameters
         declared = [key for key in ALIASES[name] if self._is_declared(key)]
         return declared if declared or (strict and self.defaults) else ALIASES[name]
 

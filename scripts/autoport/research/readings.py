@@ -4,7 +4,45 @@ Each is what the class's modeling or configuration file computes, see `autoport.
 code fixes stands here as a literal.
 """
 
-READINGS: dict[str, dict[str, str]] = {}
+N_INNER = {"intermediate_size": "n_inner if n_inner is not None else 4 * n_embd"}
+
+READINGS: dict[str, dict[str, str]] = {
+    "bloom": {"intermediate_size": "4 * hidden_size", "activation": "'gelu_pytorch_tanh'"},
+    "codegen": N_INNER,
+    "ctrl": {"activation": "'relu'"},
+    "dbrx": {
+        "activation": "ffn_config['ffn_act_fn']['name']",
+        "intermediate_size": "ffn_config['ffn_hidden_size']",
+        "moe_intermediate_size": "ffn_config['ffn_hidden_size']",
+        "norm_eps": "1e-05",
+        "num_experts": "ffn_config['moe_num_experts']",
+        "num_experts_per_tok": "ffn_config['moe_top_k']",
+    },
+    "falcon": {
+        "num_kv_heads": (
+            "num_kv_heads if new_decoder_architecture else 1 if multi_query else num_attention_heads"
+        ),
+    },
+    "gpt-sw3": N_INNER,
+    "gpt2": N_INNER,
+    "gpt_bigcode": N_INNER,
+    "gpt_neo": {
+        "intermediate_size": "intermediate_size if intermediate_size is not None else 4 * hidden_size"
+    },
+    "gpt_neox_japanese": {"intermediate_size": "hidden_size * intermediate_multiple_size"},
+    "gptj": N_INNER,
+    "llama4_text": {
+        "intermediate_size": "intermediate_size_mlp",
+        "moe_intermediate_size": "intermediate_size",
+        "num_shared_experts": "1",
+    },
+    "mpt": {"activation": "'gelu'", "intermediate_size": "d_model * expansion_ratio"},
+    "olmo": {"norm_eps": "1e-05"},
+    "openai-gpt": {"intermediate_size": "4 * n_embd"},
+    "opt": {"norm_eps": "1e-05"},
+    "solar_open": {"intermediate_size": "moe_intermediate_size"},
+    "xglm": {"norm_eps": "1e-05"},
+}
 
 
 def reading(model_type: str, field: str) -> str | None:

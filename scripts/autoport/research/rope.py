@@ -53,9 +53,9 @@ def _from_class(resolver: Resolver, facts: dict[str, Fact], computed: Fact) -> d
             )
         return found
     found = {}
-    theta = block.get("rope_theta")
-    if is_number(theta) is None:
-        found["rope_theta"] = Fact(float(theta), _theta_source(resolver, block, facts, computed))
+    if is_number(block.get("rope_theta")) is None:
+        theta = float(block["rope_theta"])
+        found["rope_theta"] = Fact(theta, _theta_source(resolver, block, facts, computed))
     kind = _renamed(block).get("rope_type")
     old = facts.get("rope_type")
     if old is None or (old.value not in ("mrope", "per_layer_type") and kind != old.value):
@@ -72,7 +72,7 @@ def _from_class(resolver: Resolver, facts: dict[str, Fact], computed: Fact) -> d
     }
     given = facts["rope_parameters"].value if "rope_parameters" in facts else {}
     original = given.get("original_max_position_embeddings")
-    if original is not None:
+    if original is not None and kind != "default":
         parameters.setdefault("original_max_position_embeddings", original)
     if "rope_parameters" not in facts or parameters != given:
         found["rope_parameters"] = Fact(parameters, computed.source)
