@@ -185,28 +185,32 @@ class Reductions:
 
     # --- Conditions --------------------------------------------------------------------------------
 
-    def _test(self, function: Function, test: ast.expr, path: Path) -> list[tuple[bool, Path]]:
+    def _test(
+        self, function: Function, test: ast.expr, path: Path, depth: int = MAX_DEPTH
+    ) -> list[tuple[bool, Path]]:
         """The outcomes a condition can have on this path, each with what is then known."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return [(not outcome, branch) for outcome, branch in self._test(function, test.operand, path)]
+            return [
+                (not outcome, branch) for outcome, branch in self._test(function, test.operand, path, depth)
+            ]
         if isinstance(test, ast.BoolOp):
             stop = isinstance(test.op, ast.Or)
             open_, closed = [path], []
             for part in test.values:
-                results = [item for branch in open_ for item in self._test(function, part, branch)]
+                results = [item for branch in open_ for item in self._test(function, part, branch, depth)]
                 closed += [(stop, branch) for outcome, branch in results if outcome == stop]
                 open_ = [branch for outcome, branch in results if outcome != stop]
             return closed + [(not stop, branch) for branch in open_]
-        if isinstance(test, ast.Name):
+        if isinstance(test, ast.Name) and depth:
             defined = [item for item in origins(function, test) if item is not test]
             if len(defined) == 1 and isinstance(defined[0], (ast.Compare, ast.UnaryOp, ast.BoolOp)):
-                return self._test(function, defined[0], path)
+                return self._test(function, defined[0], path, depth - 1)
         several = _several_ranks(test)
         if several is not None:
             return [(several, path)]
         positive = _without_negation(test)
         if positive is not None:
-            return [(not outcome, branch) for outcome, branch in self._test(function, positive, path)]
+            return [(not outcome, branch) for outcome, branch in self._test(function, positive, path, depth)]
         atom = ast.unparse(test)
         if atom in path.conditions:
             return [(path.conditions[atom], path)]

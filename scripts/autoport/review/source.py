@@ -12,6 +12,9 @@ from autoport.review.syntax import assigned, assignments, calls, dotted, names_i
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
 
+# How many assignments are followed from a name; names can be defined by each other.
+MAX_DEPTH = 12
+
 
 class SourceFile:
     """One parsed file.
@@ -238,36 +241,43 @@ class PortSource:
             if any(local and local.node is cls.node for _, local in self.attribute_types(holder, attribute))
         ]
 
-    def type_of(self, function: Function, node: ast.expr) -> Class | None:
+    def type_of(self, function: Function, node: ast.expr, depth: int = MAX_DEPTH) -> Class | None:
         """Class of an expression such as ``self.mlp``, ``self.layers[0].self_attn`` or a loop variable.
 
         A list has the class of its elements.
         """
+        if depth == 0:
+            return None
         if isinstance(node, ast.Subscript):
-            return self.type_of(function, node.value)
+            return self.type_of(function, node.value, depth - 1)
         if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
-            return self.type_of(function, node.elt)
+            return self.type_of(function, node.elt, depth - 1)
         if isinstance(node, ast.Name):
             if node.id == "self":
                 return function.owner
             loop = _loop_over(function.file, node)
             values = [loop] if loop is not None else assigned(function.node, node.id)
-            return next((found for value in values if (found := self.type_of(function, value))), None)
+            return next(
+                (found for value in values if (found := self.type_of(function, value, depth - 1))), None
+            )
         if isinstance(node, ast.Attribute):
-            owner = self.type_of(function, node.value)
+            owner = self.type_of(function, node.value, depth - 1)
             if owner:
                 return next((local for _, local in self.attribute_types(owner, node.attr) if local), None)
         return None
 
     # --- Calls -------------------------------------------------------------------------------------
 
-    def resolve(self, function: Function, target: ast.expr) -> list[Function]:
+    def resolve(self, function: Function, target: ast.expr, depth: int = MAX_DEPTH) -> list[Function]:
         """The functions of this port that calling `target` may run.
 
         A method, a module's forward, a constructor, a module-level function, or what a local name is set to.
         """
+        if depth == 0:
+            return []
         if isinstance(target, ast.IfExp):
-            return self.resolve(function, target.body) + self.resolve(function, target.orelse)
+            branches = (target.body, target.orelse)
+            return [item for branch in branches for item in self.resolve(function, branch, depth - 1)]
         if isinstance(target, ast.Name):
             if target.id in function.file.functions:
                 return [Function(function.file, function.file.functions[target.id], None)]
@@ -280,7 +290,7 @@ class PortSource:
                 return [constructor]
             values = assigned(function.node, target.id)
             values = [value for value in values if isinstance(value, (ast.Attribute, ast.IfExp))]
-            found = [item for value in values for item in self.resolve(function, value)]
+            found = [item for value in values for item in self.resolve(function, value, depth - 1)]
             if found:
                 return found
         if isinstance(target, ast.Attribute):

@@ -66,20 +66,22 @@ def bias_rank(subject: Subject) -> list[Finding]:
     return findings
 
 
-def tensor_rank(source: PortSource, function: Function, node: ast.expr) -> int | None:
+def tensor_rank(source: PortSource, function: Function, node: ast.expr, depth: int = 12) -> int | None:
     """Dimensions of a parameter after unsqueeze, view and indexing; None where it cannot be told."""
+    if depth == 0:
+        return None
     if isinstance(node, ast.Attribute):
         attribute = self_attribute(node)
         parameter = declaration(source, function.owner, attribute) if attribute and function.owner else None
         return rank_of(parameter) if parameter else None
     if isinstance(node, ast.Name):
         found = [origin for origin in origins(function, node) if origin is not node]
-        ranks = {tensor_rank(source, function, origin) for origin in found}
+        ranks = {tensor_rank(source, function, origin, depth - 1) for origin in found}
         return ranks.pop() if len(ranks) == 1 else None
     if isinstance(node, ast.Subscript):
-        return _indexed_rank(tensor_rank(source, function, node.value), node.slice)
+        return _indexed_rank(tensor_rank(source, function, node.value, depth - 1), node.slice)
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult)):
-        return tensor_rank(source, function, node.left)
+        return tensor_rank(source, function, node.left, depth - 1)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         method, base = node.func.attr, node.func.value
         if method in ("view", "reshape"):
@@ -87,7 +89,7 @@ def tensor_rank(source: PortSource, function: Function, node: ast.expr) -> int |
             if len(sizes) == 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
                 sizes = sizes[0].elts
             return None if any(isinstance(size, ast.Starred) for size in sizes) else len(sizes) or None
-        inner = tensor_rank(source, function, base)
+        inner = tensor_rank(source, function, base, depth - 1)
         if inner is None:
             return None
         if method == "unsqueeze":
