@@ -1,7 +1,10 @@
 """Environment variables, read at every access: ``envs.VLLM_NEURON_CPU_MODE``.
 
-Booleans are ``0`` or ``1``. Besides the plugin's own variables there is one of the simulator,
-``VLLM_NEURON_SIM_STRICT`` (default 1): whether breaking a rule of the device raises or is recorded.
+Booleans are ``0`` or ``1``. Besides the plugin's own variables there are those of the simulator:
+
+- ``VLLM_NEURON_SIM_STRICT`` (default 1): whether breaking a rule of the device raises or is recorded.
+- ``VLLM_NEURON_SIM_WORKSPACE`` and ``VLLM_NEURON_SIM_PACKAGE``, see `vllm_neuron.simulator.process`.
+- ``VLLM_NEURON_SIM_RECORDS``, see `vllm_neuron.simulator.recording`.
 """
 
 import os

@@ -73,7 +73,6 @@ def _problems(vllm_config: Any) -> Iterator[str]:
     if scheduler.policy != "fcfs":
         yield f"scheduling policy {scheduler.policy!r}, only 'fcfs' is supported"
     for name, value in (
-        ("pipeline_parallel_size", parallel.pipeline_parallel_size),
         ("data_parallel_size", parallel.data_parallel_size),
         ("decode_context_parallel_size", parallel.decode_context_parallel_size),
     ):

