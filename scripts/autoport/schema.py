@@ -53,6 +53,37 @@ class Checkpoint(msgspec.Struct):
     notes: list[str] = []
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """What the modeling file says, by reading its text.
+
+    Attributes:
+        topic: ``norm``, ``rope``, ``block``, ``activation``, ``attention_scale``, ``embedding_scale``, ``scale``,
+            ``softcap``, ``sinks``, ``qk_norm`` or ``router``.
+        subject: Class and attribute, or function, that it is about.
+        where: File and line.
+    """
+
+    topic: str
+    subject: str
+    value: dict[str, Any]
+    where: str
+
+
+class ModelingReading(msgspec.Struct, frozen=True):
+    """The reading of a modeling file.
+
+    Attributes:
+        file: Name of the file; empty when there is none.
+        reads: Config attribute -> the first place that reads it.
+        note: Why there is no reading, or what to know about it.
+    """
+
+    file: str = ""
+    findings: list[Finding] = []
+    reads: dict[str, str] = {}
+    note: str = ""
+
+
 class Facts(msgspec.Struct):
     """Step 1: what is known of the model, each value with its source.
 
@@ -62,6 +93,7 @@ class Facts(msgspec.Struct):
         fields: Semantic fields under their standard names (``hidden_size``, ``norm_eps``, ``rope``, ...).
         text_path: Where the decoder's config stands in `config`, e.g. ``"text_config."``; empty for the top.
         unconsumed: Config keys that no field took and that look semantic.
+        inert: Such keys that neither the config class nor the modeling file reads.
         remote_code: The `auto_map` of the config; present means a review gate.
         warnings: What a reader must know but what does not stop the run.
     """
@@ -75,7 +107,9 @@ class Facts(msgspec.Struct):
     text_path: str = ""
     unconsumed: dict[str, Any] = {}
     remote_code: dict[str, Any] = {}
+    inert: list[str] = []
     warnings: list[str] = []
+    modeling: ModelingReading = ModelingReading()
 
 
 # --- Architecture: the typed description that code generation renders -------------------------------------------

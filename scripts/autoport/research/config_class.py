@@ -119,7 +119,7 @@ def _build(
         own = renamed.get(key, key)
         source = f"config.json: {path}{key}"
         given[own] = (source, value)
-        if own in defaults or own == "dtype":
+        if own in instance.attributes or own == "dtype":
             instance.attributes[own] = copy.deepcopy(value)
             instance.sources[own] = source
         else:

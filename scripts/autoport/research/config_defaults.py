@@ -60,6 +60,12 @@ def class_place(model_type: str) -> tuple[Path, str] | None:
     return None
 
 
+def class_source(model_type: str) -> str:
+    """Text of the file that holds the config class of `model_type`; empty when there is none."""
+    place = class_place(model_type)
+    return place[0].read_text(encoding="utf-8") if place else ""
+
+
 def defaults_of(file: str, class_name: str) -> dict[str, Fact]:
     """Defaults of the attributes of one class of `file`, with those of its bases in the same file."""
     path = Path(file)

@@ -6,9 +6,12 @@ code fixes stands here as a literal.
 
 N_INNER = {"intermediate_size": "n_inner if n_inner is not None else 4 * n_embd"}
 
+# The sinusoids of GPT-J's and CodeGen's modeling files.
+ROPE_10000 = {"rope_parameters": "{'rope_type': 'default', 'rope_theta': 10000.0}"}
+
 READINGS: dict[str, dict[str, str]] = {
     "bloom": {"intermediate_size": "4 * hidden_size", "activation": "'gelu_pytorch_tanh'"},
-    "codegen": N_INNER,
+    "codegen": N_INNER | ROPE_10000,
     "ctrl": {"activation": "'relu'"},
     "dbrx": {
         "activation": "ffn_config['ffn_act_fn']['name']",
@@ -30,7 +33,7 @@ READINGS: dict[str, dict[str, str]] = {
         "intermediate_size": "intermediate_size if intermediate_size is not None else 4 * hidden_size"
     },
     "gpt_neox_japanese": {"intermediate_size": "hidden_size * intermediate_multiple_size"},
-    "gptj": N_INNER,
+    "gptj": N_INNER | ROPE_10000,
     "llama4_text": {
         "intermediate_size": "intermediate_size_mlp",
         "moe_intermediate_size": "intermediate_size",

@@ -1,13 +1,18 @@
 """Step 1: research the architecture; writes facts.json and checkpoint.json."""
 
+import re
 from typing import Any
 
 from autoport.errors import Problem, Refusal, refuse
 from autoport.port import Options, Outcome, Port
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import load_config, read_facts
+from autoport.research.config_class import class_attributes
+from autoport.research.config_defaults import class_source
+from autoport.research.modeling.reading import read_modeling
+from autoport.research.nested import find_text_config
 from autoport.research.quantization import quantization_problems
-from autoport.research.source import open_source
+from autoport.research.source import Source, open_source
 from autoport.research.tied_head import compare_head
 from autoport.schema import Checkpoint, Facts
 
@@ -39,8 +44,25 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
         same = compare_head(source, checkpoint)
         if same:
             facts.fields["head_equals_embedding"] = same
+    add_modeling(source, facts)
     facts.warnings += checkpoint.notes
     return facts, checkpoint
+
+
+def add_modeling(source: Source, facts: Facts) -> None:
+    """Add what the modeling file says, and tell the keys that nothing reads from those that no field took."""
+    _, text = find_text_config(facts.config)
+    computed = class_attributes(facts.model_type.value, text)
+    values = {name: fact.value for name, fact in computed.facts.items()}
+    facts.modeling = read_modeling(source, facts, values or text)
+    if not facts.modeling.file or (facts.remote_code and not computed.facts):
+        return
+    mentioned = class_source(facts.model_type.value)
+    for key in list(facts.unconsumed):
+        name = key.rpartition(".")[2]
+        if name not in facts.modeling.reads and not re.search(rf"\b{re.escape(name)}\b", mentioned):
+            facts.inert.append(key)
+            del facts.unconsumed[key]
 
 
 def run(port: Port, options: Options) -> Outcome:
@@ -55,7 +77,8 @@ def run(port: Port, options: Options) -> Outcome:
     port.write_state("facts.json", facts)
     port.write_state("checkpoint.json", checkpoint)
     summary = (
-        f"{facts.architecture.value}, {len(facts.fields)} facts, {len(checkpoint.tensors)} tensors, "
+        f"{facts.architecture.value}, {len(facts.fields)} facts, {len(facts.modeling.findings)} findings in "
+        f"{facts.modeling.file or 'no modeling file'}, {len(checkpoint.tensors)} tensors, "
         f"{checkpoint.total_bytes / 1e9:.2f} GB ({checkpoint.bytes_read:,} bytes read)"
     )
     if facts.remote_code:

@@ -1,0 +1,134 @@
+"""The classes of a modeling file that make up the decoder, and what they read from the config."""
+
+import ast
+from collections.abc import Iterator
+
+from autoport.research.modeling.locate import ModelingFile
+
+OTHER_TOWERS = ("Vision", "Audio", "Image", "Video", "Speech")
+
+
+class Decoder:
+    """The classes and functions that the entry classes build and call, vision and audio towers left out.
+
+    Attributes:
+        file: Name of the modeling file.
+        classes, functions: Definitions by name.
+    """
+
+    def __init__(self, file: ModelingFile):
+        self.file = file.name
+        self.own = file.own
+        self._classes = {node.name: node for node in file.tree.body if isinstance(node, ast.ClassDef)}
+        self._functions = {node.name: node for node in file.tree.body if isinstance(node, ast.FunctionDef)}
+        self._tables = {
+            target.id: node
+            for node in file.tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.functions: dict[str, ast.FunctionDef] = {}
+        self._reach(file.entries)
+
+    def _reach(self, names: tuple[str, ...]) -> None:
+        pending = list(names)
+        seen: set[str] = set()
+        while pending:
+            current = pending.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            node: ast.AST
+            if current in self._classes and not any(word in current for word in OTHER_TOWERS):
+                node = self.classes[current] = self._classes[current]
+            elif current in self._functions:
+                node = self.functions[current] = self._functions[current]
+            elif current in self._tables:
+                node = self._tables[current]
+            else:
+                continue
+            pending += [item.id for item in ast.walk(node) if isinstance(item, ast.Name)]
+
+    def where(self, node: ast.AST) -> str:
+        return f"{self.file}:{getattr(node, 'lineno', 0)}"
+
+    def method(self, owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+        """A method of a class or of the first base in the file that has it."""
+        current: ast.ClassDef | None = owner
+        while current is not None:
+            for node in current.body:
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    return node
+            bases = [base.id for base in current.bases if isinstance(base, ast.Name)]
+            current = next((self._classes[base] for base in bases if base in self._classes), None)
+        return None
+
+    def parts(self, owner: ast.ClassDef) -> dict[str, ast.Call]:
+        """Modules that `__init__` makes: attribute -> the call that makes it, e.g. ``nn.LayerNorm(...)``."""
+        found: dict[str, ast.Call] = {}
+        for target, value in self.assignments(owner):
+            for call in _calls(value):
+                if _class_name(call)[:1].isupper():
+                    found.setdefault(target, call)
+                    break
+        return found
+
+    def assignments(self, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+        """``self.<name> = value`` of `__init__`, bases first."""
+        for base in owner.bases:
+            if isinstance(base, ast.Name) and base.id in self._classes:
+                yield from self.assignments(self._classes[base.id])
+        init = next((n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+        for node in ast.walk(init) if init else ():
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                        yield target.attr, node.value
+
+    def config_reads(self) -> dict[str, str]:
+        """Config attributes that the decoder reads: name -> the first place."""
+        found: dict[str, str] = {}
+        for node in (*self.classes.values(), *self.functions.values()):
+            for item in ast.walk(node):
+                name = config_attribute(item)
+                if name:
+                    found.setdefault(name, self.where(item))
+        return found
+
+    def config_names(self, owner: ast.ClassDef) -> dict[str, str]:
+        """Attributes of the class that hold a config attribute as it is: own name -> config's name."""
+        return {name: read for name, value in self.assignments(owner) if (read := config_attribute(value))}
+
+
+def config_attribute(node: ast.AST) -> str:
+    """Name of the config attribute that a node reads (``config.x``, ``getattr(config, "x", ...)``), or nothing."""
+    if isinstance(node, ast.Attribute) and _is_config(node.value):
+        return node.attr
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) >= 2:
+        owner, name = node.args[0], node.args[1]
+        if _is_config(owner) and isinstance(name, ast.Constant) and isinstance(name.value, str):
+            return name.value
+    return ""
+
+
+def _is_config(node: ast.expr) -> bool:
+    return ast.unparse(node) in ("config", "self.config", "text_config", "config.text_config")
+
+
+def _calls(node: ast.expr) -> Iterator[ast.Call]:
+    return (item for item in ast.walk(node) if isinstance(item, ast.Call))
+
+
+def _class_name(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def class_of(call: ast.Call) -> str:
+    """Class that a call makes, e.g. ``LlamaRMSNorm`` or ``LayerNorm`` for ``nn.LayerNorm(...)``."""
+    return _class_name(call)
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((item.value for item in call.keywords if item.arg == name), None)
