@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from autoport.port import Options, run_step
-from autoport.schema import Facts, Plan
+from autoport.schema import Facts
 from autoport.validation import reference
-from autoport.validation.twin import build, shrink
+from autoport.validation.shrink import shrink
+from autoport.validation.twin import build
 from autoport.workspace import Port, Workspace
 from checkpoints import real_config, write_checkpoint
 
@@ -44,9 +45,8 @@ class Ports:
             port = Port(workspace, name, str(source))
             for step in ("research", "analyze", "generate", "register"):
                 run_step(port, step, Options(dry_run=True))
-            plan = port.read_state("plan.json", Plan, "analyze")
             facts = port.read_state("facts.json", Facts, "research")
-            twin = shrink(facts.config, plan.architecture) | {"torch_dtype": "float32"}
+            twin = shrink(facts) | {"torch_dtype": "float32"}
             self.checkpoints[name] = build(twin, folder / f"twin-{name}", seed=0)
 
     def reference(self, name: str) -> Any:
