@@ -95,6 +95,7 @@ class Facts(msgspec.Struct):
         unconsumed: Config keys that no field took and that look semantic.
         inert: Such keys that neither the config class nor the modeling file reads.
         remote_code: The `auto_map` of the config; present means a review gate.
+        modeling: What the modeling file computes.
         warnings: What a reader must know but what does not stop the run.
     """
 
@@ -106,10 +107,10 @@ class Facts(msgspec.Struct):
     fields: dict[str, Fact]
     text_path: str = ""
     unconsumed: dict[str, Any] = {}
-    remote_code: dict[str, Any] = {}
     inert: list[str] = []
-    warnings: list[str] = []
+    remote_code: dict[str, Any] = {}
     modeling: ModelingReading = ModelingReading()
+    warnings: list[str] = []
 
 
 # --- Architecture: the typed description that code generation renders -------------------------------------------
@@ -395,9 +396,13 @@ class WeightEntry(msgspec.Struct, frozen=True):
             ``column`` ([out, in] rows split, stored transposed), ``row`` (columns split, stored transposed),
             ``fused_qkv`` (q, k, v rows split by head and concatenated, stored transposed), ``fused_qkv_bias``,
             ``column_bias`` (split), ``row_bias`` (divided by the ranks, which are summed), ``heads`` (split by
-            query head), ``q_heads`` and ``kv_heads`` (vectors over the heads of q or k).
+            query head), ``q_heads`` and ``kv_heads`` (vectors over the heads of q or k), ``expert_gate_up`` and
+            ``expert_down`` (stacked over the experts, each split as ``column`` and ``row``), their biases.
         steps: What is done before that, in order: ``split q, k, v: <layout>``, ``split gate, up``,
-            ``head dimensions to halves``, ``add one``, ``transposed``.
+            ``head dimensions to halves``, ``add one``, ``transposed``, ``experts: <storage>``,
+            ``add one to up``, ``flattened``.
+        layers: Which layers have it: those with experts, those without, or all.
+        experts: Number of experts that ``{e}`` in the keys stands for, one key after the other; 0 without it.
     """
 
     parameter: str
@@ -415,8 +420,13 @@ class WeightEntry(msgspec.Struct, frozen=True):
         "heads",
         "q_heads",
         "kv_heads",
+        "expert_gate_up",
+        "expert_gate_up_bias",
+        "expert_down",
     ]
     steps: list[str] = []
+    layers: Literal["all", "dense", "moe"] = "all"
+    experts: int = 0
 
 
 class IgnoredKeys(msgspec.Struct, frozen=True):

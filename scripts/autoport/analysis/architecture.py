@@ -8,6 +8,7 @@ from autoport.analysis.crosscheck import bias_problems, head_problems, projectio
 from autoport.analysis.families import FAMILIES
 from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.moe import describe_moe, moe_checks, moe_layers, moe_readings
 from autoport.analysis.positions import describe_rope, rope_by_label
 from autoport.analysis.readings import config_checks, config_readings
 from autoport.analysis.scope import (
@@ -60,7 +61,8 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
         problems += bias_problems(facts, family, keys, where)
         problems += head_problems(facts, keys, where)
         problems += projection_problems(facts, keys, checkpoint)
-    if family and dtype and not any(problem.rule.startswith("SCOPE-ARCH") for problem in problems):
+    blocking = ("SCOPE-ARCH", "MOE-")  # without these there is no description
+    if family and dtype and not any(problem.rule.startswith(blocking) for problem in problems):
         traits = Traits(family, facts)
         architecture = assemble(traits, keys, dtype)
         problems += traits.problems
@@ -91,7 +93,7 @@ def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture
     topology = traits.value(family.topology)
     if topology not in NORM_NAMES:
         topology = "pre_norm"  # a problem says so
-    norm = layer_norm_of(family, keys, value["norm_eps"])
+    norm = layer_norm_of(family, keys, topology, value["norm_eps"])
     windows = traits.per_layer(family.windows)
     labels = traits.per_layer(family.rope_labels)
     return Architecture(
@@ -121,30 +123,33 @@ def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture
         ),
         embedding=Embedding(
             scale=traits.number(family.embedding_scale, neutral=1),
-            norm=bool(names.embedding_norm) and keys.outside(names.embedding_norm, "weight"),
+            norm=family.embedding_norm or bool(names.embedding_norm),
             positions=family.positions,
             position_offset=family.position_offset,
         ),
-        layers=Layers(windows=windows if any(windows) else [], ropes=_differing(labels)),
+        moe=describe_moe(traits, norm, topology),
+        layers=Layers(
+            windows=windows if any(windows) else [], ropes=_differing(labels), moe=moe_layers(traits)
+        ),
         storage=Storage(
             qkv=traits.value(family.qkv_layout),
             gate_up=family.gate_up_layout,
             transposed=family.transposed,
         ),
         final_norm=bool(traits.value(family.final_norm)),
-        readings=config_readings(traits, windows, labels),
-        checks=config_checks(traits),
+        readings=moe_readings(traits, config_readings(traits, windows, labels)),
+        checks=config_checks(traits) | moe_checks(traits),
     )
 
 
-def layer_norm_of(family: Family, keys: CheckpointKeys, eps: Any) -> Norm:
+def layer_norm_of(family: Family, keys: CheckpointKeys, topology: str, eps: Any) -> Norm:
     """The norm of the family's blocks."""
-    topology_norms = keys.names.norms or ("input_layernorm", "post_attention_layernorm")
+    names = keys.names.layer_norms(topology)
     return Norm(
         kind=family.norm,
         eps=float(eps),
         weight=family.norm_weight,
-        bias=any(keys.in_layers(name, "bias") for name in topology_norms),
+        bias=any(keys.in_layers(name, "bias") for name in names),
         rounding=family.norm_rounding,
     )
 

@@ -51,7 +51,7 @@ def _qk_norm(traits: Traits, keys: CheckpointKeys, norm: Norm) -> QkNorm | None:
         kind=style.kind or norm.kind,
         eps=norm.eps if eps is None else eps,
         weight=style.weight,
-        bias=keys.in_layers(keys.names.q_norm, "bias"),
+        bias=keys.in_layers(keys.names.q_norm.replace("{h}", "0"), "bias"),
         rounding=style.rounding,
     )
     return QkNorm(described, style.width, style.place)

@@ -1,7 +1,7 @@
 """The two-way check: every parameter has its checkpoint keys, every key a parameter or a reason."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -37,12 +37,18 @@ class Coverage(msgspec.Struct):
         return not (self.missing or self.unexpected or self.mapped_twice or self.wrong_shape)
 
 
-def check_coverage(weights: WeightMap, num_layers: int, checkpoint: Checkpoint) -> Coverage:
-    """Compare the map with the checkpoint in both directions."""
+def check_coverage(
+    weights: WeightMap, num_layers: int, checkpoint: Checkpoint, has_experts: Sequence[bool] = ()
+) -> Coverage:
+    """Compare the map with the checkpoint in both directions.
+
+    Args:
+        has_experts: Whether each layer has experts; empty when layers do not differ in that.
+    """
     expected: dict[str, tuple[int, ...]] = {}
     takers: dict[str, list[WeightEntry]] = {}
-    for entry, keys in expand(weights, num_layers):
-        for key, shape in zip(keys, entry.shapes, strict=True):
+    for entry, keys in expand(weights, num_layers, has_experts):
+        for key, shape in keys:
             expected[key] = shape
             takers.setdefault(key, []).append(entry)
     ignored = re.compile("|".join(f"(?:{item.pattern})" for item in weights.ignored) or r"(?!)")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from autoport.analysis.positions import describe_rope
 from autoport.analysis.traits import Traits
 from autoport.expressions import names
 from autoport.research.readings import reading
@@ -36,8 +37,9 @@ def config_readings(
         readings["head_dim"] = head_dim
     if traits.value(family.rotary):
         readings["rope_parameters"] = reading(model_type, "rope_parameters") or "rope_parameters"
-        if family.rotary_dim:
-            readings["rotary_dim"] = family.rotary_dim
+        rotary_dim = _rotary_dim(traits, readings)
+        if rotary_dim:
+            readings["rotary_dim"] = rotary_dim
     numbers: dict[str, tuple[str, Any]] = {
         "attention_scale": (family.scale, None),
         "attention_softcap": (family.softcap, None),
@@ -59,6 +61,16 @@ def config_readings(
     if family.positions == "learned":
         readings["max_position_embeddings"] = traits.attribute("max_position_embeddings")
     return readings
+
+
+def _rotary_dim(traits: Traits, readings: dict[str, str]) -> str:
+    """Expression for the rotated dimensions per head; empty when all of them rotate."""
+    rope = describe_rope(traits)
+    if rope is None or rope.rotary_dim is None or traits.family.rotary_dim:
+        return traits.family.rotary_dim if rope and rope.rotary_dim else ""
+    derived = f"{readings['hidden_size']} // {readings['num_attention_heads']}"
+    head_dim = "head_dim" if "head_dim" in traits.values.attributes else derived
+    return f"int({head_dim} * rope_parameters['partial_rotary_factor'])"
 
 
 def config_checks(traits: Traits) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from autoport.analysis.families import FAMILIES
 from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.moe import moe_findings
 from autoport.analysis.positions import PARAMETERS
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
@@ -60,6 +61,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
     if family:
         traits = Traits(family, facts)
         found += [*_feature_findings(facts.fields, traits), *_rope_findings(facts.fields, traits)]
+        found += moe_findings(traits)
     return [Problem(rule, text, facts.config_file, next_step) for rule, text, next_step in found]
 
 
@@ -133,8 +135,10 @@ def _scaling_findings(kind: Any, parameters: Mapping[str, Any], source: str) -> 
 def foreign_key_problems(keys: CheckpointKeys, family: Family, where: str) -> list[Problem]:
     """Every part of a layer, and every bias outside the layers, that the family does not declare."""
     names = keys.names
-    declared = {getattr(names, field) for field in names.__struct_fields__} - {""}
-    declared |= set(names.norms or NORM_NAMES["sandwich"])
+    declared = {
+        value for field in names.__struct_fields__ if isinstance(value := getattr(names, field), str)
+    } - {""}
+    declared |= {name for topology in NORM_NAMES for name in names.layer_norms(topology)}
     problems = []
     for pattern, rule, what in FOREIGN_KEYS:
         for suffix, layers in sorted(keys.layers.items()):
@@ -148,6 +152,8 @@ def foreign_key_problems(keys: CheckpointKeys, family: Family, where: str) -> li
                 continue
             if kind == "bias" and rule == "SCOPE-NORM" and family.norm == "rms":
                 known = False
+            if rule == "SCOPE-MOE" and family.moe:
+                continue
             if not known and re.fullmatch(pattern, suffix):
                 found = f"{what}: {keys.layer}{suffix} (layers {ranges(layers)})"
                 problems.append(Problem(rule, found, where, _next_step()))

@@ -26,15 +26,14 @@ def make_plan(name: str, facts: Facts, checkpoint: Checkpoint, options: Options)
         Refusal: for everything that is out of scope, and for every key that the weight map does not cover.
     """
     architecture = describe_architecture(facts, checkpoint)
-    weights = build_weight_map(
-        architecture, CheckpointKeys(checkpoint.tensors, FAMILIES[architecture.hf_name].keys)
-    )
-    coverage = check_coverage(weights, architecture.num_layers, checkpoint)
+    family = FAMILIES[architecture.hf_name]
+    weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors, family.keys), family.moe)
+    coverage = check_coverage(weights, architecture.num_layers, checkpoint, architecture.layers.moe)
     if not coverage.complete:
         raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint))
     tp = plan_tensor_parallel(
         Dimensions.from_architecture(architecture),
-        weight_bytes(weights, architecture.num_layers, element_bytes(architecture.dtype)),
+        weight_bytes(weights, architecture, element_bytes(architecture.dtype)),
         options.context_length,
         options.batch_size,
         options.relax,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from autoport.analysis.moe import has_dense_layers
 from autoport.errors import refuse
 from autoport.schema import Architecture, Facts, TpCandidate, TpPlan, Violation, WeightMap
 
@@ -20,7 +21,12 @@ RELAXED_PRICE = {
 
 
 class Dimensions(msgspec.Struct, frozen=True):
-    """The sizes that the rules are about."""
+    """The sizes that the rules are about.
+
+    Attributes:
+        intermediate_size: Of the MLP; 0 when all layers have experts.
+        expert_sizes: Intermediate sizes of an expert and of the shared experts, by what they are called.
+    """
 
     num_layers: int
     hidden_size: int
@@ -29,6 +35,7 @@ class Dimensions(msgspec.Struct, frozen=True):
     head_dim: int
     intermediate_size: int
     vocab_size: int
+    expert_sizes: dict[str, int] = {}
 
     @classmethod
     def from_facts(cls, facts: Facts) -> "Dimensions":
@@ -51,9 +58,21 @@ class Dimensions(msgspec.Struct, frozen=True):
             num_heads=architecture.attention.num_heads,
             num_kv_heads=architecture.attention.num_kv_heads,
             head_dim=architecture.attention.head_dim,
-            intermediate_size=architecture.mlp.intermediate_size,
+            intermediate_size=architecture.mlp.intermediate_size if has_dense_layers(architecture) else 0,
             vocab_size=architecture.vocab_size,
+            expert_sizes=expert_sizes(architecture),
         )
+
+
+def expert_sizes(architecture: Architecture) -> dict[str, int]:
+    """Intermediate sizes of an expert and of the shared experts, by what they are called."""
+    moe = architecture.moe
+    if moe is None:
+        return {}
+    sizes = {"an expert's intermediate size": moe.intermediate_size}
+    if moe.shared:
+        sizes["the shared experts' intermediate size"] = moe.shared.intermediate_size
+    return sizes
 
 
 class WeightBytes(msgspec.Struct, frozen=True):
@@ -69,7 +88,7 @@ class WeightBytes(msgspec.Struct, frozen=True):
         return self.copied + -(-self.split // tp_size) + -(-self.kv_heads // kv_shards)
 
 
-def weight_bytes(weights: WeightMap, num_layers: int, element_bytes: int) -> WeightBytes:
+def weight_bytes(weights: WeightMap, architecture: Architecture, element_bytes: int) -> WeightBytes:
     """Sum the parameters of the port. A tied head counts twice: the port holds it as a parameter of its own.
 
     Args:
@@ -77,8 +96,14 @@ def weight_bytes(weights: WeightMap, num_layers: int, element_bytes: int) -> Wei
         element_bytes: Bytes per element of the port's dtype, whatever the checkpoint's is.
     """
     totals = {"split": 0, "kv_heads": 0, "copied": 0}
+    has_experts = architecture.layers.moe
+    layers = {
+        "all": architecture.num_layers,
+        "moe": sum(has_experts) if has_experts else architecture.num_layers,
+        "dense": len(has_experts) - sum(has_experts),
+    }
     for entry in weights.entries:
-        copies = num_layers if "{i}" in entry.parameter else 1
+        copies = (layers[entry.layers] if "{i}" in entry.parameter else 1) * (entry.experts or 1)
         for position, shape in enumerate(entry.shapes):
             if entry.transform in ("replicated", "row_bias"):
                 kind = "copied"
@@ -112,10 +137,9 @@ def check_rules(size: Dimensions, tp: int) -> list[Violation]:
         broken.append(Violation("R2", text))
     if kv % tp and tp % kv:
         broken.append(Violation("R3", f"{kv} KV heads neither divide nor are divided by {tp}"))
-    if size.intermediate_size % tp:
-        broken.append(
-            Violation("R4", f"intermediate_size {size.intermediate_size} is not a multiple of {tp}")
-        )
+    for name, inner in {"intermediate_size": size.intermediate_size, **size.expert_sizes}.items():
+        if inner % tp:
+            broken.append(Violation("R4", f"{name} {inner} is not a multiple of {tp}"))
     if size.vocab_size % tp:
         padded = -(-size.vocab_size // tp) * tp
         broken.append(

@@ -1,9 +1,13 @@
 """The weight map: which checkpoint keys each parameter of the port is loaded from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from autoport.analysis.families.family import NORM_NAMES
+from autoport.analysis.families.moe_style import MoeStyle
 from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.moe import has_dense_layers
+from autoport.analysis.moe_weights import moe_entries
 from autoport.schema import Architecture, IgnoredKeys, Norm, WeightEntry, WeightMap
 
 LAYER = "model.layers.{i}."
@@ -13,7 +17,9 @@ INV_FREQ = IgnoredKeys(
 )
 
 
-def build_weight_map(architecture: Architecture, keys: CheckpointKeys) -> WeightMap:
+def build_weight_map(
+    architecture: Architecture, keys: CheckpointKeys, experts: MoeStyle | None = None
+) -> WeightMap:
     """Return where each parameter of the port comes from."""
     ignored = [IgnoredKeys(pattern, reason) for pattern, reason in keys.names.ignored]
     if any(key.endswith("rotary_emb.inv_freq") for key in (*keys.layers, *keys.others)):
@@ -31,6 +37,7 @@ def build_weight_map(architecture: Architecture, keys: CheckpointKeys) -> Weight
         *_layer_norms(architecture, keys),
         *_attention(architecture, keys),
         *_mlp(architecture, keys),
+        *(moe_entries(architecture, keys, experts) if experts else ()),
     ]
     if architecture.final_norm:
         entries += norm_entries(
@@ -58,7 +65,7 @@ def norm_entries(norm: Norm, parameter: str, key: str, size: int) -> list[Weight
 
 def _layer_norms(architecture: Architecture, keys: CheckpointKeys) -> Iterator[WeightEntry]:
     names = NORM_NAMES[architecture.block.topology]
-    for name, key in zip(names, keys.names.norms or names, strict=True):
+    for name, key in zip(names, keys.names.layer_norms(architecture.block.topology), strict=True):
         yield from norm_entries(
             architecture.norm, f"{LAYER}{name}", f"{keys.layer}{key}", architecture.hidden_size
         )
@@ -124,7 +131,11 @@ def _qk_norms(architecture: Architecture, keys: CheckpointKeys, halves: list[str
         return
     kinds = [] if qk_norm.norm.weight == "none" else ["weight"]
     kinds += ["bias"] if qk_norm.norm.bias else []
-    for part, heads in (("q", attention.num_heads), ("k", attention.num_kv_heads)):
+    parts: list[tuple[str, Literal["q_heads", "kv_heads"], int]] = [
+        ("q", "q_heads", attention.num_heads),
+        ("k", "kv_heads", attention.num_kv_heads),
+    ]
+    for part, split, heads in parts:
         source = keys.names.q_norm if part == "q" else keys.names.k_norm
         for kind in kinds:
             steps = halves + (["add one"] if kind == "weight" and qk_norm.norm.weight == "one_plus" else [])
@@ -133,18 +144,21 @@ def _qk_norms(architecture: Architecture, keys: CheckpointKeys, halves: list[str
             if qk_norm.width == "head":
                 key = f"{keys.layer}{source}.{kind}"
                 yield WeightEntry(parameter, [key], [(size,)], "replicated", steps)
-            elif qk_norm.width == "each_head":
-                found = [f"{keys.layer}{source}.norms.{head}.{kind}" for head in range(heads)]
-                shapes = [(size,)] * heads
-                yield WeightEntry(parameter, found, shapes, "q_heads" if part == "q" else "kv_heads", steps)
+            elif qk_norm.width == "each_head" and "{h}" in source:
+                found = [f"{keys.layer}{source}.{kind}".replace("{h}", str(head)) for head in range(heads)]
+                yield WeightEntry(parameter, found, [(size,)] * heads, split, steps)
             else:
                 key = f"{keys.layer}{source}.{kind}"
-                shape = [(heads * size,)]
-                yield WeightEntry(parameter, [key], shape, "q_heads" if part == "q" else "kv_heads", steps)
+                shape = (heads, size) if qk_norm.width == "each_head" else (heads * size,)
+                yield WeightEntry(parameter, [key], [shape], split, steps)
 
 
 def _mlp(architecture: Architecture, keys: CheckpointKeys) -> Iterator[WeightEntry]:
+    """The MLP of the layers without experts."""
     mlp, names, hidden = architecture.mlp, keys.names, architecture.hidden_size
+    if not has_dense_layers(architecture):
+        return
+    layers: Literal["all", "dense"] = "dense" if architecture.moe else "all"
     inner, fused = mlp.intermediate_size, architecture.storage.gate_up == "concat"
     stored = ["transposed"] if architecture.storage.transposed else []
     split = ["split gate, up"] if fused else []
@@ -159,20 +173,22 @@ def _mlp(architecture: Architecture, keys: CheckpointKeys) -> Iterator[WeightEnt
             [_stored(architecture, rows, hidden)],
             "column",
             split + stored,
+            layers,
         )
         if mlp.bias:
             key = f"{keys.layer}{source}.bias"
-            yield WeightEntry(f"{LAYER}mlp.{part}_proj_bias", [key], [(rows,)], "column_bias", split)
+            yield WeightEntry(f"{LAYER}mlp.{part}_proj_bias", [key], [(rows,)], "column_bias", split, layers)
     yield WeightEntry(
         f"{LAYER}mlp.down_proj_weight",
         [f"{keys.layer}{names.down}.weight"],
         [_stored(architecture, hidden, inner)],
         "row",
         stored,
+        layers,
     )
     if mlp.bias:
         key = f"{keys.layer}{names.down}.bias"
-        yield WeightEntry(f"{LAYER}mlp.down_proj_bias", [key], [(hidden,)], "row_bias")
+        yield WeightEntry(f"{LAYER}mlp.down_proj_bias", [key], [(hidden,)], "row_bias", [], layers)
 
 
 def _stored(architecture: Architecture, rows: int, columns: int) -> tuple[int, int]:
@@ -196,8 +212,21 @@ def _embedding_key(architecture: Architecture, keys: CheckpointKeys, ignored: li
     return embedding
 
 
-def expand(weights: WeightMap, num_layers: int) -> Iterator[tuple[WeightEntry, list[str]]]:
-    """Yield every parameter's entry with its concrete checkpoint keys, layer by layer."""
+def expand(
+    weights: WeightMap, num_layers: int, has_experts: Sequence[bool] = ()
+) -> Iterator[tuple[WeightEntry, list[tuple[str, tuple[int, ...]]]]]:
+    """Yield every parameter's entry with its concrete checkpoint keys and their shapes, layer by layer.
+
+    Args:
+        has_experts: Whether each layer has experts; empty when layers do not differ in that.
+    """
     for entry in weights.entries:
+        patterns = [
+            (key.replace("{e}", str(expert)), shape)
+            for key, shape in zip(entry.keys, entry.shapes, strict=True)
+            for expert in range(entry.experts or 1)
+        ]
         for index in range(num_layers) if "{i}" in entry.parameter else (0,):
-            yield entry, [key.replace("{i}", str(index)) for key in entry.keys]
+            kind = "moe" if has_experts and has_experts[index] else "dense"
+            if not has_experts or entry.layers in ("all", kind):
+                yield entry, [(key.replace("{i}", str(index)), shape) for key, shape in patterns]

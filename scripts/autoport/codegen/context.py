@@ -4,6 +4,8 @@ from typing import Any
 
 from autoport.analysis.families.family import NORM_NAMES
 from autoport.analysis.weight_map import reorders_heads
+from autoport.codegen.moe import FLOAT_FIELDS as EXPERT_FLOAT_FIELDS
+from autoport.codegen.moe import moe_context, moe_loaders
 from autoport.codegen.render import Checked
 from autoport.codegen.support import norm_parameters
 from autoport.schema import Architecture
@@ -24,6 +26,7 @@ FIELD_TYPES = {
     "rope_parameters": "dict[str, Any]",
     "layer_windows": "list[int | None]",
     "layer_ropes": "list[str | None]",
+    "layer_moe": "list[bool]",
 }
 FLOAT_FIELDS = (
     "norm_eps",
@@ -35,6 +38,7 @@ FLOAT_FIELDS = (
     "logit_scale",
     "logit_softcap",
     "embedding_scale",
+    *EXPERT_FLOAT_FIELDS,
 )
 
 
@@ -70,7 +74,8 @@ def architecture_context(architecture: Architecture) -> dict[str, Any]:
         "kernel_activations": KERNEL_ACTIVATIONS,
         "config_fields": config_fields(architecture, norm_eps_field),
         "checked_attributes": checked_attributes(architecture),
-    }
+        "sharded_sizes": sharded_sizes(architecture),
+    } | moe_context(architecture)
 
 
 def own_loaders(architecture: Architecture) -> list[str]:
@@ -92,13 +97,19 @@ def own_loaders(architecture: Architecture) -> list[str]:
         names.append("gate_up_loader")
     if architecture.norm.weight == "one_plus":
         names.append("plus_one_loader")
-    return sorted(names)
+    return sorted(names + moe_loaders(architecture))
+
+
+def sharded_sizes(architecture: Architecture) -> list[str]:
+    """Config fields that the ranks divide evenly."""
+    names = ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size")
+    return [name for name in (*names, "vocab_size") if name in architecture.readings]
 
 
 def config_fields(architecture: Architecture, norm_eps_field: str) -> list[tuple[str, Checked, str | None]]:
     """Name, annotation and reading of each field of the generated config; head_dim may have no reading."""
     readings = {name: text for name, text in architecture.readings.items() if name != "activation"}
-    fields = []
+    fields: list[tuple[str, Checked, str | None]] = []
     for name, text in readings.items():
         kind = FIELD_TYPES.get(name, "float" if name in FLOAT_FIELDS else "int")
         fields.append((norm_eps_field if name == "norm_eps" else name, Checked(kind), text))

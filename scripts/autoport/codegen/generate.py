@@ -4,7 +4,7 @@ from autoport.codegen.context import architecture_context, own_loaders
 from autoport.codegen.render import render_python
 from autoport.codegen.support import check_plan
 from autoport.port import Options, Outcome
-from autoport.schema import Plan
+from autoport.schema import Plan, WeightEntry
 from autoport.workspace import Port
 
 TEMPLATES = {
@@ -43,6 +43,10 @@ def render_package(plan: Plan, package: str) -> dict[str, str]:
         Refusal: What the templates cannot express, or a weight map that does not fit the model.
     """
     check_plan(plan)
+    layered: dict[str, list[WeightEntry]] = {"all": [], "moe": [], "dense": []}
+    for entry in plan.weights.entries:
+        if "{i}" in entry.parameter:
+            layered[entry.layers if plan.architecture.layers.moe else "all"].append(entry)
     context = {
         "name": plan.name,
         "prefix": plan.class_prefix,
@@ -54,8 +58,13 @@ def render_package(plan: Plan, package: str) -> dict[str, str]:
         "arch": plan.architecture,
         "weights": {
             "single": [entry for entry in plan.weights.entries if "{i}" not in entry.parameter],
-            "layered": [entry for entry in plan.weights.entries if "{i}" in entry.parameter],
+            "layered": layered["all"],
+            "moe": layered["moe"],
+            "dense": layered["dense"],
         },
+        "per_head_keys": any(
+            len(entry.keys) > 1 for entry in plan.weights.entries if entry.transform == "q_heads"
+        ),
     } | architecture_context(plan.architecture)
     templates = dict(TEMPLATES)
     if own_loaders(plan.architecture):

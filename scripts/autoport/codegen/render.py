@@ -77,12 +77,14 @@ def identifier(value: Any) -> Checked:
 def weight_name(value: Any) -> Checked:
     """A string literal of a weight's name; an f-string when ``{i}`` stands in it for the layer index.
 
-    The generated loop over the layers has the prefix ``model.layers.{i}`` in a variable, `layer`.
+    The generated loop over the layers has the prefix ``model.layers.{i}`` in a variable, `layer`; one over the
+    experts has the expert in a variable `e`.
 
     Raises:
-        Refusal: GEN-KEY when the name has anything but letters, digits, ``_``, ``-``, ``.`` and ``{i}``.
+        Refusal: GEN-KEY when the name has anything but letters, digits, ``_``, ``-``, ``.``, ``{i}``, ``{e}``.
     """
-    if not (isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.-]+", value.replace("{i}", "0"))):
+    plain = value.replace("{i}", "0").replace("{e}", "0") if isinstance(value, str) else ""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", plain):
         raise refuse(
             "GEN-KEY",
             f"{value!r} is not a weight name that can be written into code",
@@ -94,8 +96,14 @@ def weight_name(value: Any) -> Checked:
 
 
 def weight_keys(keys: list[str]) -> Checked:
-    """One name as a string literal, several as a list of them; see `weight_name`."""
+    """One name as a string literal, several as a list of them; see `weight_name`.
+
+    Names with ``{e}`` become lists over the experts, joined.
+    """
     names = [weight_name(key) for key in keys]
+    if all("{e}" in key for key in keys):
+        lists = [f"[{name} for e in range(self.config.num_experts)]" for name in names]
+        return Checked(" + ".join(lists))
     return names[0] if len(names) == 1 else Checked("[" + ", ".join(names) + "]")
 
 

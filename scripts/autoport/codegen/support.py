@@ -1,6 +1,8 @@
 """Which parameters the generated model has."""
 
 from autoport.analysis.families.family import NORM_NAMES
+from autoport.analysis.moe import has_dense_layers
+from autoport.codegen.moe import moe_parameters
 from autoport.errors import Problem, Refusal
 from autoport.schema import Architecture, Norm, Plan
 
@@ -34,6 +36,7 @@ def check_plan(plan: Plan) -> None:
 def parameters(architecture: Architecture) -> dict[str, str]:
     """Parameters of the generated model and the transform (see `WeightEntry`) of each one's loader."""
     attention, mlp, qk_norm = architecture.attention, architecture.mlp, architecture.attention.qk_norm
+    dense = has_dense_layers(architecture)
     norms = [f"{LAYER}.{name}" for name in NORM_NAMES[architecture.block.topology]]
     norms += ["model.norm"] if architecture.final_norm else []
     norms += ["model.embed_norm"] if architecture.embedding.norm else []
@@ -41,8 +44,6 @@ def parameters(architecture: Architecture) -> dict[str, str]:
         "model.embed_tokens.weight": "vocab",
         f"{LAYER}.self_attn.qkv_proj_weight": "fused_qkv",
         f"{LAYER}.self_attn.o_proj_weight": "row",
-        f"{LAYER}.mlp.up_proj_weight": "column",
-        f"{LAYER}.mlp.down_proj_weight": "row",
         "lm_head.weight": "vocab",
     }
     optional = {
@@ -50,13 +51,16 @@ def parameters(architecture: Architecture) -> dict[str, str]:
         f"{LAYER}.self_attn.qkv_proj_bias": (attention.qkv_bias, "fused_qkv_bias"),
         f"{LAYER}.self_attn.o_proj_bias": (attention.o_bias, "row_bias"),
         f"{LAYER}.self_attn.sinks": (attention.sinks, "heads"),
-        f"{LAYER}.mlp.gate_proj_weight": (mlp.kind == "gated", "column"),
-        f"{LAYER}.mlp.gate_proj_bias": (mlp.kind == "gated" and mlp.bias, "column_bias"),
-        f"{LAYER}.mlp.up_proj_bias": (mlp.bias, "column_bias"),
-        f"{LAYER}.mlp.down_proj_bias": (mlp.bias, "row_bias"),
+        f"{LAYER}.mlp.up_proj_weight": (dense, "column"),
+        f"{LAYER}.mlp.down_proj_weight": (dense, "row"),
+        f"{LAYER}.mlp.gate_proj_weight": (dense and mlp.kind == "gated", "column"),
+        f"{LAYER}.mlp.gate_proj_bias": (dense and mlp.kind == "gated" and mlp.bias, "column_bias"),
+        f"{LAYER}.mlp.up_proj_bias": (dense and mlp.bias, "column_bias"),
+        f"{LAYER}.mlp.down_proj_bias": (dense and mlp.bias, "row_bias"),
         "lm_head.bias": (architecture.head.bias, "column_bias"),
     }
     names |= {name: transform for name, (present, transform) in optional.items() if present}
+    names |= moe_parameters(architecture)
     names |= {f"{norm}.{kind}": "replicated" for norm in norms for kind in norm_parameters(architecture.norm)}
     for part in ("q", "k") if qk_norm else ():
         split = "replicated" if qk_norm and qk_norm.width == "head" else f"{part}_heads".replace("k_", "kv_")

@@ -18,7 +18,7 @@ SINGLE_SHOT_BUCKETS = [64, 256]
 SINGLE_SHOT_MODEL_LEN = 256
 SEGMENTED_MODEL_LEN = 1024
 DECODE_BUCKETS = [4]
-NUM_BLOCKS = 1 + SEGMENTED_MODEL_LEN // BLOCK_SIZE  # block 0 is reserved
+NUM_BLOCKS = 1 + 2 * SEGMENTED_MODEL_LEN // BLOCK_SIZE  # block 0 is reserved; two kinds of layers
 
 PREFILL, SEGMENTED, DECODE = "prefill", "segmented prefill", "decode"
 SAMPLING = "on-device sampling"

@@ -1,6 +1,28 @@
 """The Hugging Face classes that can be ported, by name: one declaration each, grouped by lineage."""
 
+from autoport.analysis.families.cohere import COHERE_FAMILIES
 from autoport.analysis.families.family import Family
+from autoport.analysis.families.gemma import GEMMA_FAMILIES
+from autoport.analysis.families.glm import GLM_FAMILIES
+from autoport.analysis.families.gpt2 import GPT2_FAMILIES
+from autoport.analysis.families.gpt_neox import GPT_NEOX_FAMILIES
 from autoport.analysis.families.llama import LLAMA_FAMILIES
+from autoport.analysis.families.moe import MOE_FAMILIES
+from autoport.analysis.families.olmo import OLMO_FAMILIES
+from autoport.analysis.families.phi import PHI_FAMILIES
 
-FAMILIES: dict[str, Family] = {family.hf_name: family for family in LLAMA_FAMILIES}
+FAMILIES: dict[str, Family] = {
+    family.hf_name: family
+    for lineage in (
+        LLAMA_FAMILIES,
+        GEMMA_FAMILIES,
+        OLMO_FAMILIES,
+        COHERE_FAMILIES,
+        GLM_FAMILIES,
+        PHI_FAMILIES,
+        GPT2_FAMILIES,
+        GPT_NEOX_FAMILIES,
+        MOE_FAMILIES,
+    )
+    for family in lineage
+}

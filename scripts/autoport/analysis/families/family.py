@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from autoport.analysis.families.moe_style import MoeStyle
+
 # Names of a layer's norms in the generated model, in the order in which they are applied.
 NORM_NAMES: dict[str, tuple[str, ...]] = {
     "pre_norm": ("input_layernorm", "post_attention_layernorm"),
@@ -26,7 +28,9 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         bases: What may stand before the decoder's keys; the first that occurs counts.
         layers: Name of the list of layers.
-        norms: The layer's norms, in the order of `NORM_NAMES` for the family's topology. Empty: the same names.
+        norms: The layer's norms, in the order of `NORM_NAMES` for the topology, or a dict of that by topology.
+            Empty: the same names.
+        q_norm, k_norm: With ``{h}`` for the head where each head has a tensor of its own.
         ignored: Regular expressions of keys that are no weights, each with the reason.
     """
 
@@ -37,7 +41,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     embedding_norm: str = ""
     final_norm: str = "norm"
     head: str = "lm_head"
-    norms: tuple[str, ...] = ()
+    norms: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
@@ -51,6 +55,11 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     gate_up: str = ""
     down: str = "mlp.down_proj"
     ignored: tuple[tuple[str, str], ...] = ()
+
+    def layer_norms(self, topology: str) -> tuple[str, ...]:
+        """Names of a layer's norms, in the order of `NORM_NAMES`."""
+        given = self.norms.get(topology, ()) if isinstance(self.norms, dict) else self.norms
+        return given or NORM_NAMES[topology]
 
 
 class QkNormStyle(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +92,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         rope_labels: Expression for the label of each layer's rotary embedding (None for none).
         scale, softcap, logit_scale, logit_softcap, embedding_scale, residual_scale, qkv_clip: Expressions; empty
             or None for none.
+        embedding_norm: Whether embeddings are normalised without a weight (`Keys` names one with a weight).
         positions: Absolute position embeddings.
         requires: (expression that must hold, rule, what is wrong otherwise).
     """
@@ -105,6 +115,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     sinks: str = "False"
     alibi: str = "False"
     mlp: Literal["gated", "plain"] = "gated"
+    moe: MoeStyle | None = None
     topology: str = "'pre_norm'"
     rotary: str = "True"
     pairing: Literal["half", "interleaved"] = "half"
@@ -120,6 +131,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     logit_softcap: str = ""
     embedding_scale: str = ""
     residual_scale: str = ""
+    embedding_norm: bool = False
     positions: Literal["none", "learned", "sinusoidal"] = "none"
     position_offset: int = 0
     requires: tuple[tuple[str, str, str], ...] = ()

@@ -1,6 +1,6 @@
 """Llama and those that differ from it in a few traits."""
 
-from autoport.analysis.families.family import Family, QkNormStyle
+from autoport.analysis.families.family import Family, Keys, QkNormStyle
 
 WINDOW_BY_TYPE = "[sliding_window if kind == 'sliding_attention' else None for kind in layer_types]"
 WINDOW_EVERYWHERE = "[sliding_window] * num_hidden_layers"
@@ -37,5 +37,108 @@ LLAMA_FAMILIES = [
         mlp_bias="False",
         qk_norm=QkNormStyle(),
         windows=WINDOW_BY_TYPE,
+    ),
+    Family(
+        model_type="arcee",
+        hf_name="ArceeForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        mlp="plain",
+    ),
+    Family(
+        model_type="cwm",
+        hf_name="CwmForCausalLM",
+        qkv_bias="False",
+        o_bias="False",
+        mlp_bias="False",
+        windows=WINDOW_BY_TYPE,
+    ),
+    Family(
+        model_type="ministral",
+        hf_name="MinistralForCausalLM",
+        qkv_bias="False",
+        o_bias="False",
+        mlp_bias="False",
+        windows=WINDOW_BY_TYPE,
+    ),
+    Family(
+        model_type="seed_oss",
+        hf_name="SeedOssForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_out_bias",
+        mlp_bias="mlp_bias",
+    ),
+    Family(
+        model_type="smollm3",
+        hf_name="SmolLM3ForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        windows=WINDOW_BY_TYPE,
+        rope_labels="['rope' if rotates else None for rotates in no_rope_layers]",
+    ),
+    Family(
+        model_type="ernie4_5",
+        hf_name="Ernie4_5ForCausalLM",
+        qkv_bias="use_bias",
+        o_bias="use_bias",
+        mlp_bias="use_bias",
+        pairing="interleaved",
+    ),
+    Family(
+        model_type="helium",
+        hf_name="HeliumForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="False",
+        mlp_bias="mlp_bias",
+        norm_rounding="after_weight",
+        pairing="interleaved",
+    ),
+    Family(
+        model_type="granite",
+        hf_name="GraniteForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        scale="attention_multiplier",
+        embedding_scale="embedding_multiplier",
+        residual_scale="residual_multiplier",
+        logit_scale="1 / logits_scaling",
+    ),
+    Family(
+        model_type="hunyuan_v1_dense",
+        hf_name="HunYuanDenseV1ForCausalLM",
+        keys=Keys(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
+        qk_norm=QkNormStyle(place="after_rope"),
+    ),
+    Family(
+        model_type="exaone4",
+        hf_name="Exaone4ForCausalLM",
+        qkv_bias="False",
+        o_bias="False",
+        mlp_bias="False",
+        topology="'post_norm'",
+        qk_norm=QkNormStyle(),
+        windows=WINDOW_BY_TYPE,
+        rope_labels=(
+            "['rope' if sliding_window is None or kind == 'sliding_attention' else None for kind in layer_types]"
+        ),
+    ),
+    Family(
+        model_type="hyperclovax",
+        hf_name="HyperCLOVAXForCausalLM",
+        keys=Keys(norms=("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")),
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        topology="'sandwich' if use_post_norm else 'pre_norm'",
+        scale="attention_multiplier",
+        embedding_scale="embedding_multiplier",
+        residual_scale="residual_multiplier",
+        logit_scale="logits_scaling",
     ),
 ]

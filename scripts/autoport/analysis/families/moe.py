@@ -11,10 +11,6 @@ SPARSE_BY_STEP = (
 )
 SPARSE_AFTER_FIRST = "[i >= first_k_dense_replace for i in range(num_hidden_layers)]"
 SPARSE_BY_TYPE = "[kind == 'sparse' for kind in mlp_layer_types]"
-ALL_SPARSE = {"mlp_layer_types": "['sparse'] * num_hidden_layers"}
-FIRST_DENSE = {"mlp_layer_types": "['dense' if i < 1 else 'sparse' for i in range(num_hidden_layers)]"}
-ALL_FULL = {"layer_types": "['full_attention'] * num_hidden_layers"}
-ROPE_UNLESS_FULL = "[kind if kind == 'sliding_attention' else None for kind in layer_types]"
 
 # Mixtral's names of the experts' projections.
 W_KEYS = MoeKeys(
@@ -68,6 +64,8 @@ MOE_FAMILIES = [
         model_type="mixtral",
         hf_name="MixtralForCausalLM",
         qkv_bias="False",
+        o_bias="False",
+        mlp_bias="False",
         windows=WINDOW_EVERYWHERE,
         moe=MoeStyle(keys=W_KEYS, num_experts="num_local_experts", intermediate_size="intermediate_size"),
     ),
@@ -75,23 +73,19 @@ MOE_FAMILIES = [
         model_type="qwen3_moe",
         hf_name="Qwen3MoeForCausalLM",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         qk_norm=QkNormStyle(),
         windows="[sliding_window if use_sliding_window else None] * num_hidden_layers",
-        defaults={"mlp_only_layers": "[]"},
         moe=MoeStyle(layers=SPARSE_BY_STEP, normalise="norm_topk_prob"),
     ),
     Family(
         model_type="qwen2_moe",
         hf_name="Qwen2MoeForCausalLM",
         qkv_bias="qkv_bias",
+        o_bias="False",
+        mlp_bias="False",
         windows=WINDOW_BY_TYPE,
-        defaults={
-            "mlp_only_layers": "[]",
-            "layer_types": (
-                "['sliding_attention' if use_sliding_window and (i + 1) % 2 != 0 and i < max_window_layers "
-                "else 'full_attention' for i in range(num_hidden_layers)]"
-            ),
-        },
         moe=MoeStyle(
             keys=MoeKeys(**QWEN_SHARED),
             layers=SPARSE_BY_STEP,
@@ -104,6 +98,8 @@ MOE_FAMILIES = [
         model_type="olmoe",
         hf_name="OlmoeForCausalLM",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         qk_norm=QkNormStyle(width="full"),
         qkv_clip="clip_qkv",
         moe=MoeStyle(intermediate_size="intermediate_size", normalise="norm_topk_prob"),
@@ -113,6 +109,8 @@ MOE_FAMILIES = [
         hf_name="FlexOlmoForCausalLM",
         norm_rounding="after_weight",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         qk_norm=QkNormStyle(width="full", rounding="after_weight"),
         topology="'post_norm'",
         moe=MoeStyle(intermediate_size="intermediate_size", normalise="norm_topk_prob"),
@@ -123,6 +121,8 @@ MOE_FAMILIES = [
         # The last layer of these sizes predicts further tokens and is not run.
         keys=Keys(ignored=((r"model\.layers\.(46|92)\..*", "layers for multi-token prediction"),)),
         qkv_bias="attention_bias",
+        o_bias="False",
+        mlp_bias="False",
         qk_norm=QkNormStyle(when="use_qk_norm"),
         partial_rotary_factor=0.5,
         moe=replace(SIGMOID, layers=SPARSE_AFTER_FIRST),
@@ -131,40 +131,31 @@ MOE_FAMILIES = [
         model_type="dots1",
         hf_name="Dots1ForCausalLM",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         qk_norm=QkNormStyle(),
         windows=WINDOW_BY_TYPE,
-        defaults={
-            "layer_types": (
-                "['sliding_attention' if sliding_window is not None and i >= max_window_layers "
-                "else 'full_attention' for i in range(num_hidden_layers)]"
-            )
-        },
         moe=replace(SIGMOID, layers=SPARSE_AFTER_FIRST),
     ),
     Family(
         model_type="solar_open",
         hf_name="SolarOpenForCausalLM",
         qkv_bias="attention_bias",
+        o_bias="False",
+        mlp_bias="False",
         moe=SIGMOID,
     ),
     Family(
         model_type="exaone_moe",
         hf_name="ExaoneMoeForCausalLM",
         qkv_bias="False",
+        o_bias="False",
+        mlp_bias="False",
         qk_norm=QkNormStyle(),
         windows=WINDOW_BY_TYPE,
         rope_labels=(
             "[kind if sliding_window is None or kind == 'sliding_attention' else None for kind in layer_types]"
         ),
-        defaults={
-            "layer_types": (
-                "['sliding_attention' if sliding_window is not None and (i + 1) % sliding_window_pattern != 0 "
-                "else 'full_attention' for i in range(num_hidden_layers)]"
-            ),
-            "mlp_layer_types": (
-                "['dense' if i < first_k_dense_replace else 'sparse' for i in range(num_hidden_layers)]"
-            ),
-        },
         moe=replace(
             SIGMOID,
             keys=MoeKeys(correction="mlp.e_score_correction_bias"),
@@ -177,6 +168,8 @@ MOE_FAMILIES = [
         model_type="minimax_m2",
         hf_name="MiniMaxM2ForCausalLM",
         qkv_bias="False",
+        o_bias="False",
+        mlp_bias="False",
         qk_norm=QkNormStyle(width="full"),
         moe=MoeStyle(
             keys=W_KEYS,
@@ -190,8 +183,9 @@ MOE_FAMILIES = [
         model_type="hy_v3",
         hf_name="HYV3ForCausalLM",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         qk_norm=QkNormStyle(),
-        defaults=FIRST_DENSE,
         moe=MoeStyle(
             keys=MoeKeys(router="mlp.router.gate", correction="mlp.expert_bias", **HUNYUAN_SHARED),
             layers=SPARSE_BY_TYPE,
@@ -207,6 +201,8 @@ MOE_FAMILIES = [
         hf_name="HunYuanMoEV1ForCausalLM",
         keys=Keys(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         qk_norm=QkNormStyle(place="after_rope"),
         moe=MoeStyle(
             keys=MoeKeys(router="mlp.gate.wg", **HUNYUAN_SHARED),
@@ -219,6 +215,8 @@ MOE_FAMILIES = [
         model_type="ernie4_5_moe",
         hf_name="Ernie4_5_MoeForCausalLM",
         qkv_bias="use_bias",
+        o_bias="use_bias",
+        mlp_bias="False",
         pairing="interleaved",
         requires=(("not use_bias", "SCOPE-BIAS", "biases in the shared experts"),),
         moe=MoeStyle(
@@ -239,6 +237,8 @@ MOE_FAMILIES = [
         model_type="granitemoe",
         hf_name="GraniteMoeForCausalLM",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         scale="attention_multiplier",
         embedding_scale="embedding_multiplier",
         residual_scale="residual_multiplier",
@@ -249,6 +249,8 @@ MOE_FAMILIES = [
         model_type="granitemoeshared",
         hf_name="GraniteMoeSharedForCausalLM",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         scale="attention_multiplier",
         embedding_scale="embedding_multiplier",
         residual_scale="residual_multiplier",
@@ -260,13 +262,10 @@ MOE_FAMILIES = [
         hf_name="GptOssForCausalLM",
         norm_rounding="after_weight",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         sinks="True",
         windows=WINDOW_BY_TYPE,
-        defaults={
-            "layer_types": (
-                "['sliding_attention' if (i + 1) % 2 != 0 else 'full_attention' for i in range(num_hidden_layers)]"
-            )
-        },
         moe=MoeStyle(
             keys=MoeKeys(
                 router="mlp.router",
@@ -286,9 +285,12 @@ MOE_FAMILIES = [
     ),
     Family(
         model_type="phimoe",
+        head_bias=True,
         hf_name="PhimoeForCausalLM",
         norm="layer",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         windows=WINDOW_EVERYWHERE,
         moe=MoeStyle(
             keys=W_KEYS,
@@ -303,6 +305,8 @@ MOE_FAMILIES = [
         model_type="aria_text",
         hf_name="AriaTextForCausalLM",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         requires=(("not mlp_bias", "SCOPE-BIAS", "biases in the shared experts"),),
         moe=MoeStyle(
             keys=MoeKeys(
@@ -322,10 +326,11 @@ MOE_FAMILIES = [
         model_type="mellum",
         hf_name="MellumForCausalLM",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         qk_norm=QkNormStyle(),
         windows=WINDOW_BY_TYPE,
         rope_labels="layer_types",
-        defaults=ALL_FULL | ALL_SPARSE,
         moe=MoeStyle(layers=SPARSE_BY_TYPE, normalise="norm_topk_prob"),
     ),
     Family(
@@ -333,6 +338,8 @@ MOE_FAMILIES = [
         hf_name="Cohere2MoeForCausalLM",
         norm="layer",
         qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
         pairing="interleaved",
         topology="'parallel'",
         windows=WINDOW_BY_TYPE,
@@ -342,13 +349,6 @@ MOE_FAMILIES = [
             "for i in range(num_hidden_layers)]"
         ),
         logit_scale="logit_scale",
-        defaults={
-            "layer_types": (
-                "['sliding_attention' if (i + 1) % sliding_window_pattern != 0 else 'full_attention' "
-                "for i in range(num_hidden_layers)]"
-            )
-        }
-        | ALL_SPARSE,
         moe=MoeStyle(
             layers=SPARSE_BY_TYPE,
             intermediate_size="intermediate_size",

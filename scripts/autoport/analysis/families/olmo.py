@@ -1,0 +1,33 @@
+"""OLMo: norms after the blocks, and over all of q and k."""
+
+from autoport.analysis.families.family import Family, QkNormStyle
+from autoport.analysis.families.llama import WINDOW_BY_TYPE
+
+OLMO_FAMILIES = [
+    Family(
+        model_type="olmo",
+        hf_name="OlmoForCausalLM",
+        norm="layer",
+        norm_weight="none",
+        qkv_bias="attention_bias",
+        qkv_clip="clip_qkv",
+    ),
+    Family(
+        model_type="olmo2",
+        hf_name="Olmo2ForCausalLM",
+        norm_rounding="after_weight",
+        topology="'post_norm'",
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(width="full", rounding="after_weight"),
+    ),
+    Family(
+        model_type="olmo3",
+        hf_name="Olmo3ForCausalLM",
+        norm_rounding="after_weight",
+        topology="'post_norm'",
+        qkv_bias="attention_bias",
+        qk_norm=QkNormStyle(width="full", rounding="after_weight"),
+        windows=WINDOW_BY_TYPE,
+        rope_labels="layer_types",
+    ),
+]
