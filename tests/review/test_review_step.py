@@ -11,6 +11,7 @@ from autoport.port import Options
 from autoport.resources import simulator_dir
 from autoport.review.checklist import load_checklists
 from autoport.review.step import Review, run
+from autoport.schema import Architecture
 from autoport.workspace import Port, Workspace
 
 sys.path.append(str(Path(__file__).parent.parent / "codegen"))
@@ -41,7 +42,10 @@ def problems_of(result: Review) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("architecture", ["YI", "LLAMA3", "QWEN2"])
+ARCHITECTURES = sorted(name for name, value in vars(plans).items() if isinstance(value, Architecture))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_false_alarm_on_a_generated_model(workspace: Workspace, architecture: str):
     plan = plans.plan(getattr(plans, architecture))
     folder = workspace.model_dir(plan.name)

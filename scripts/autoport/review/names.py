@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from autoport.review.source import Function, PortSource, enclosing_loop
-from autoport.review.syntax import assigned, self_attribute, walk
+from autoport.review.syntax import assigned, walk
 
 UNKNOWN = "{}"
 MAX_PATTERNS = 256
@@ -63,12 +63,11 @@ def patterns(source: PortSource, function: Function, node: ast.expr, depth: int 
         values = looped if looped else [origin for origin in origins(function, node) if origin is not node]
         return [pattern for value in values for pattern in patterns(source, function, value, depth - 1)]
     if isinstance(node, ast.Attribute):
-        owner = function.owner if self_attribute(node) else source.type_of(function, node.value)
-        if owner:
-            assigned = source.assignments(owner, node.attr)
-            return [
-                pattern for where, value in assigned for pattern in patterns(source, where, value, depth - 1)
-            ]
+        found = []
+        for owner in source.types_of(function, node.value):
+            for where, value in source.assignments(owner, node.attr):
+                found += patterns(source, where, value, depth - 1)
+        return found
     return []
 
 

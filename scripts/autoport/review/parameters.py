@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autoport.review.names import origins
-from autoport.review.source import Class, Function, PortSource
+from autoport.review.source import CONTAINERS, Class, Function, PortSource
 from autoport.review.syntax import (
     argument,
     assignments,
@@ -97,7 +97,7 @@ def _from_value(
     if not isinstance(value, ast.Call):
         return
     kind = last_name(value.func)
-    if kind in ("ModuleList", "Sequential"):
+    if kind in CONTAINERS:
         for type_name, local in source.attribute_types(path_class(function), attribute):
             if local:
                 yield from _parameters(source, local, f"{name}.{{}}.", unknown, path)

@@ -6,6 +6,7 @@ along a path, and "more than one rank" is taken to be true.
 """
 
 import ast
+import functools
 import re
 from typing import NamedTuple
 
@@ -63,6 +64,18 @@ class Event(NamedTuple):
     text: str
 
 
+class BiasSum(NamedTuple):
+    """A parameter ``self.<attribute>`` added to the output of a row-parallel operator.
+
+    Attributes:
+        reduced: Whether the output had been summed over the ranks before, on every path.
+    """
+
+    function: Function
+    node: ast.expr
+    reduced: bool
+
+
 class Path:
     """Names and conditions on one path through a function."""
 
@@ -91,9 +104,23 @@ class Reductions:
         self.subject = subject
         self.source = subject.source
         self.events: dict[Event, None] = {}
+        self.biases: dict[ast.expr, BiasSum] = {}
         self.visited: set[ast.AST] = set()
         self._stack: list[ast.AST] = []
         self._memo: dict[tuple[object, ...], list[Value]] = {}
+
+    def run_all(self) -> None:
+        """Follow every head, then the modules that no head was seen to reach."""
+        for head in self.source.heads:
+            self.run(head)
+        for cls in self.source.modules:
+            forward = self.source.method(cls, "forward")
+            if forward and forward.node not in self.visited:
+                for value in self.run(cls):
+                    if value is not None and value.reductions == 0:
+                        self.record(
+                            "judge", value, f"returned by {cls.name}.forward: does its caller sum it?"
+                        )
 
     def run(self, cls: Class) -> list[Value]:
         """Follow the class's forward; returns what it may return."""
@@ -272,6 +299,9 @@ class Reductions:
                 )
             return both
         other = node.right if left is not None else node.left
+        if "bias" in self_attribute(other):
+            reduced = value.reductions > 0 and (other not in self.biases or self.biases[other].reduced)
+            self.biases[other] = BiasSum(function, other, reduced)
         if value.reductions == 0 and not self_attribute(other) and not isinstance(other, ast.Constant):
             self.record("fail", value, f"added at {where} before it is summed over the ranks")
             return None
@@ -361,6 +391,14 @@ class Reductions:
         if not attribute.startswith(("o_proj", "down_proj")) or function.owner is None:
             return False
         return loader_of(self.source, function.owner, attribute) is not None
+
+
+@functools.lru_cache(maxsize=1)
+def follow(subject: Subject) -> Reductions:
+    """The port's forwards, followed once."""
+    reductions = Reductions(subject)
+    reductions.run_all()
+    return reductions
 
 
 def _loaded(target: ast.expr) -> ast.expr:

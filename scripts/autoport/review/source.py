@@ -12,6 +12,8 @@ from autoport.review.syntax import assigned, assignments, calls, dotted, names_i
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
 
+CONTAINERS = ("ModuleList", "ModuleDict", "Sequential")
+
 # How many assignments are followed from a name; names can be defined by each other.
 MAX_DEPTH = 12
 
@@ -241,30 +243,28 @@ class PortSource:
             if any(local and local.node is cls.node for _, local in self.attribute_types(holder, attribute))
         ]
 
-    def type_of(self, function: Function, node: ast.expr, depth: int = MAX_DEPTH) -> Class | None:
-        """Class of an expression such as ``self.mlp``, ``self.layers[0].self_attn`` or a loop variable.
+    def types_of(self, function: Function, node: ast.expr, depth: int = MAX_DEPTH) -> list[Class]:
+        """Classes of an expression such as ``self.mlp``, ``self.layers[0].self_attn`` or a loop variable.
 
-        A list has the class of its elements.
+        A list has the classes of its elements; several classes mean that the constructor chooses one.
         """
         if depth == 0:
-            return None
+            return []
         if isinstance(node, ast.Subscript):
-            return self.type_of(function, node.value, depth - 1)
+            return self.types_of(function, node.value, depth - 1)
         if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
-            return self.type_of(function, node.elt, depth - 1)
+            return self.types_of(function, node.elt, depth - 1)
         if isinstance(node, ast.Name):
             if node.id == "self":
-                return function.owner
+                return [function.owner] if function.owner else []
             loop = _loop_over(function.file, node)
             values = [loop] if loop is not None else assigned(function.node, node.id)
-            return next(
-                (found for value in values if (found := self.type_of(function, value, depth - 1))), None
-            )
+            return _distinct(cls for value in values for cls in self.types_of(function, value, depth - 1))
         if isinstance(node, ast.Attribute):
-            owner = self.type_of(function, node.value, depth - 1)
-            if owner:
-                return next((local for _, local in self.attribute_types(owner, node.attr) if local), None)
-        return None
+            owners = self.types_of(function, node.value, depth - 1)
+            types = (kind for owner in owners for kind in self.attribute_types(owner, node.attr))
+            return _distinct(local for _, local in types if local)
+        return []
 
     # --- Calls -------------------------------------------------------------------------------------
 
@@ -294,18 +294,15 @@ class PortSource:
             if found:
                 return found
         if isinstance(target, ast.Attribute):
-            owner = self.type_of(function, target.value)
-            if isinstance(target.value, ast.Name):
-                if target.value.id in ("self", "cls"):
-                    owner = function.owner
-                else:
-                    owner = self.find_class(function.file, target.value.id) or owner
-            method = self.method(owner, target.attr) if owner else None
-            if method:
-                return [method]
-        child = self.type_of(function, target)
-        forward = self.method(child, "forward") if child else None
-        return [forward] if forward else []
+            named = self.find_class(function.file, dotted(target.value))
+            if dotted(target.value) in ("self", "cls"):
+                named = function.owner
+            owners = [named] if named else self.types_of(function, target.value)
+            methods = [method for owner in owners if (method := self.method(owner, target.attr))]
+            if methods:
+                return methods
+        children = self.types_of(function, target)
+        return [forward for child in children if (forward := self.method(child, "forward"))]
 
     def reachable(self, roots: Iterable[Function], nested: bool = True) -> list[Function]:
         """The roots and every function of this port that they call, in order of discovery."""
@@ -349,24 +346,32 @@ class PortSource:
         )
 
 
+def _distinct(classes: Iterable[Class]) -> list[Class]:
+    return list({cls.node: cls for cls in classes}.values())
+
+
 def _constructed(value: ast.expr) -> list[ast.Call]:
     """The constructor calls in a value: ``X(...)``, ``X(...) if c else Y(...)``, ``ModuleList([X(...)])``."""
     if isinstance(value, ast.IfExp):
         return _constructed(value.body) + _constructed(value.orelse)
     if not isinstance(value, ast.Call):
         return []
-    if dotted(value.func).rpartition(".")[2] not in ("ModuleList", "Sequential"):
+    if dotted(value.func).rpartition(".")[2] not in CONTAINERS:
         return [value]
-    found: list[ast.Call] = []
-    for argument in value.args:
-        if isinstance(argument, (ast.GeneratorExp, ast.ListComp)):
-            found += _constructed(argument.elt)
-        elif isinstance(argument, (ast.List, ast.Tuple)):
-            for element in argument.elts:
-                found += _constructed(element)
-        else:
-            found += _constructed(argument)
-    return found
+    return [
+        call for argument in value.args for element in _elements(argument) for call in _constructed(element)
+    ]
+
+
+def _elements(node: ast.expr) -> list[ast.expr]:
+    """The elements of a list, dictionary or comprehension; anything else is its own only element."""
+    if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
+        return [node.elt]
+    if isinstance(node, ast.DictComp):
+        return [node.value]
+    if isinstance(node, ast.Dict):
+        return node.values
+    return node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
 
 
 def enclosing_loop(file: SourceFile, name: ast.Name) -> tuple[ast.expr, ast.expr] | None:

@@ -6,8 +6,16 @@ from typing import NamedTuple
 from autoport.review.finding import Finding, NotApplicable, Subject, check, failed, judge, passed
 from autoport.review.names import origins
 from autoport.review.parameters import declaration, loader_of, rank_of
-from autoport.review.source import Function, PortSource
+from autoport.review.reductions import follow
+from autoport.review.source import Class, Function, PortSource
 from autoport.review.syntax import argument, calls, is_none, last_name, names_in, number, self_attribute
+
+# Loaders that give every rank the whole bias, or a part of it that is not divided.
+WHOLE_LOADERS = {
+    "sharding_weight_loader",
+    "sharding_weight_loader_with_padding",
+    "last_dim_padding_weight_loader",
+}
 
 
 class BiasArgument(NamedTuple):
@@ -120,41 +128,44 @@ def row_parallel_bias(subject: Subject) -> list[Finding]:
             value = argument(call, bias.name, bias.position)
             for origin in [] if value is None else origins(function, value):
                 if not is_none(origin):
-                    findings.append(_added_once(subject.source, function, origin, bias))
+                    text = f"{bias.operator}({bias.name}={ast.unparse(origin)})"
+                    findings.append(_added_once(subject.source, function, origin, text, reduced=False))
+    for added in follow(subject).biases.values():
+        text = f"+ {ast.unparse(added.node)}"
+        findings.append(_added_once(subject.source, added.function, added.node, text, added.reduced))
     if not findings:
-        raise NotApplicable("no row-parallel operator is given a bias")
+        raise NotApplicable("no row-parallel output has a bias")
     return findings
 
 
-def _added_once(source: PortSource, function: Function, value: ast.expr, bias: BiasArgument) -> Finding:
-    where, text = function.file.at(value), f"{bias.operator}({bias.name}={ast.unparse(value)})"
+def _added_once(source: PortSource, function: Function, value: ast.expr, text: str, reduced: bool) -> Finding:
+    """Whether a bias that is added before (or after) the sum over the ranks is loaded divided (or whole)."""
+    where = function.file.at(value)
     if any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) for node in ast.walk(value)):
         return passed(where, f"{text} is divided before it is summed over the ranks")
     attribute = next((name for node in ast.walk(value) if (name := self_attribute(node))), "")
     if not attribute or function.owner is None:
         return judge(where, f"{text}: is it added once, or once per rank?")
-    loader = loader_of(source, function.owner, attribute)
+    loading, kind = _loading(source, function.owner, attribute)
+    divided = "scaled_bias_loader" in kind
+    if not divided and kind and not set(kind) & WHOLE_LOADERS:
+        return judge(loading, f"{text} is loaded by {kind[0]}: is it added once, or once per rank?")
+    how = "loaded divided by the number of ranks" if divided else "loaded whole"
+    when = "after" if reduced else "before"
+    report = passed if divided != reduced else failed
+    return report(loading or where, f"{text} is {how} and added {when} the sum over the ranks")
+
+
+def _loading(source: PortSource, cls: Class, attribute: str) -> tuple[str, list[str]]:
+    """Place of an attribute's weight loader, and the functions that make it; both empty when it has none."""
+    loader = loader_of(source, cls, attribute)
     if loader is None:
-        return failed(where, f"{text} has no weight loader: every rank adds the whole bias")
-    loading, expression = loader[0], origins(*loader)[0]
-    names = names_in(expression) | {
-        name
-        for call in [expression, *calls(expression)]
-        if isinstance(call, ast.Call)
-        for called in source.resolve(loading, call.func)
-        for name in names_in(called.node)
-    }
-    if "scaled_bias_loader" in names:
-        return passed(loading.file.at(expression), f"{text} is loaded divided by the number of ranks")
-    kind = last_name(expression.func) if isinstance(expression, ast.Call) else ast.unparse(expression)
-    if kind in (
-        "sharding_weight_loader",
-        "sharding_weight_loader_with_padding",
-        "last_dim_padding_weight_loader",
-    ):
-        return failed(
-            loading.file.at(expression), f"{text} is loaded whole by {kind}: every rank adds the whole bias"
-        )
-    return judge(
-        loading.file.at(expression), f"{text} is loaded by {kind}: is it added once, or once per rank?"
-    )
+        return "", []
+    function, expression = loader[0], origins(*loader)[0]
+    made_by = [expression] if isinstance(expression, ast.Call) else []
+    made_by += calls(expression)
+    names = [last_name(call.func) for call in made_by] or [ast.unparse(expression)]
+    for call in made_by:
+        for called in source.resolve(function, call.func):
+            names += sorted(names_in(called.node) & {"scaled_bias_loader"})
+    return function.file.at(expression), names

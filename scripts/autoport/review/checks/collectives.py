@@ -12,7 +12,7 @@ from autoport.review.finding import (
     passed,
 )
 from autoport.review.names import origins
-from autoport.review.reductions import ROW_PARALLEL, Event, Origin, Reductions
+from autoport.review.reductions import ROW_PARALLEL, Event, Origin, follow
 from autoport.review.source import Class, Function
 from autoport.review.syntax import argument, calls, dotted, keyword, last_name, names_in, number, walk
 
@@ -30,17 +30,7 @@ GROUP_ARGUMENTS = {
 @check
 def reduced_once(subject: Subject) -> list[Finding]:
     """Each output of a row-parallel operator meets exactly one reduction on every path."""
-    reductions = Reductions(subject)
-    for head in subject.source.heads:
-        reductions.run(head)
-    for cls in subject.source.modules:
-        forward = subject.source.method(cls, "forward")
-        if forward and forward.node not in reductions.visited:
-            for value in reductions.run(cls):
-                if value is not None and value.reductions == 0:
-                    reductions.record(
-                        "judge", value, f"returned by {cls.name}.forward: does its caller sum it?"
-                    )
+    reductions = follow(subject)
     by_origin: dict[Origin, list[Event]] = {}
     for event in reductions.events:
         by_origin.setdefault(event.origin, []).append(event)

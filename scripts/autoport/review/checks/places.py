@@ -7,15 +7,22 @@ from autoport.review.finding import Finding, NotApplicable, Subject, check, judg
 
 
 @check
-def call_places(subject: Subject, operators: list[str], keywords: list[str]) -> list[Finding]:
-    """Where a reader has to look at calls of operators, and at what these keywords are given there."""
+def call_places(
+    subject: Subject, operators: list[str], keywords: list[str], classes: str = ""
+) -> list[Finding]:
+    """Where a reader has to look at calls of operators, and at what these keywords are given there.
+
+    Args:
+        classes: Regular expression; where none of the operators is called, forwards of such classes are looked at.
+    """
     findings = []
     for function, call in subject.functional_calls(*operators):
         given = {item.arg: ast.unparse(item.value) for item in call.keywords if item.arg in keywords}
-        text = ", ".join(f"{name}={value}" for name, value in given.items()) or "none of " + ", ".join(
-            keywords
-        )
+        text = ", ".join(f"{name}={value}" for name, value in given.items())
+        text = text or f"none of {', '.join(keywords)}"
         findings.append(judge(function.file.at(call), f"{subject.functional_op(function, call)}: {text}"))
+    if not findings and classes:
+        findings = _forwards(subject, classes)
     if not findings:
         raise NotApplicable(f"the forward path calls none of {', '.join(operators)}")
     return findings
@@ -24,14 +31,18 @@ def call_places(subject: Subject, operators: list[str], keywords: list[str]) -> 
 @check
 def class_places(subject: Subject, pattern: str) -> list[Finding]:
     """Where a reader has to look at the classes whose names match a regular expression."""
-    findings = []
-    for cls in subject.source.modules:
-        forward = subject.source.method(cls, "forward")
-        if re.search(pattern, cls.name) and forward:
-            findings.append(judge(forward.file.at(forward.node), f"{cls.name}.forward"))
+    findings = _forwards(subject, pattern)
     if not findings:
         raise NotApplicable(f"no class of the port matches {pattern}")
     return findings
+
+
+def _forwards(subject: Subject, pattern: str) -> list[Finding]:
+    matching = [cls for cls in subject.source.modules if re.search(pattern, cls.name)]
+    forwards = [(cls, subject.source.method(cls, "forward")) for cls in matching]
+    return [
+        judge(forward.file.at(forward.node), f"{cls.name}.forward") for cls, forward in forwards if forward
+    ]
 
 
 @check
