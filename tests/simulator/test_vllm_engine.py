@@ -213,6 +213,22 @@ def test_a_read_of_a_value_stops_the_warm_up(served, monkeypatch):
         served("llama", max_model_len=64, max_num_seqs=1, enforce_eager=False, neuron_config=sizes)
 
 
+def test_ranks_that_sample_different_tokens_are_an_error(served, monkeypatch):
+    from vllm_neuron.nn import Sampler
+
+    forward = Sampler.forward
+    monkeypatch.setattr(
+        Sampler,
+        "forward",
+        lambda self, logits, *rest, tp_rank, **kw: (
+            forward(self, logits, *rest, tp_rank=tp_rank, **kw) + tp_rank
+        ),
+    )
+    llm = served("llama", tensor_parallel_size=2, neuron_config={}, max_num_seqs=1)
+    with pytest.raises(RuntimeError, match="rank 1 sampled"):
+        generate(llm, prompts([20]), 1)
+
+
 def test_an_engine_can_be_started_after_one_that_failed(ports, served):
     [text] = prompts([20])
     assert tokens(generate(served("llama"), [text], 2)) == [ports.greedy("llama", text, 2)]

@@ -91,7 +91,14 @@ def test_online(smollm, expected, tmp_path):
             "ignore_eos": True,
         }
         choices = post(f"{url}/v1/completions", body | {"return_token_ids": True})["choices"]
-    assert [choice["token_ids"] for choice in choices] == expected
+        assert [choice["token_ids"] for choice in choices] == expected
+        body |= {
+            "prompt": TEXTS[0],
+            "ignore_eos": False,
+            "structured_outputs": {"choice": ["Berlin", "Rome"]},
+        }
+        [choice] = post(f"{url}/v1/completions", body)["choices"]
+        assert choice["text"] in ("Berlin", "Rome")
 
 
 @contextlib.contextmanager
@@ -112,7 +119,7 @@ def server(workspace: Path, checkpoint: Path, folder: Path) -> Iterator[str]:
         "--max-model-len": 128,
         "--max-num-seqs": 4,
         "--num-gpu-blocks-override": 40,
-        "--additional-config": json.dumps({"neuron_config": NEURON_CONFIG}),
+        "--additional-config": json.dumps({"neuron_config": NEURON_CONFIG | engines.CPU_SAMPLING}),
     }
     arguments = [str(part) for option in options.items() for part in option]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]

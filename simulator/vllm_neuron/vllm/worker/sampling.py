@@ -67,44 +67,57 @@ class TokenSampler:
             logit_mask: bool [requests, vocab], for sampling on the CPU.
 
         Raises:
-            RuntimeError: The ranks' models sampled different tokens.
+            RuntimeError: The ranks' models sampled different tokens, or logprobs are asked for and the model
+                gathered no logits.
         """
-        group = get_tp_group()
-        on_device = output.token_ids
-        logprobs = None
-        if group.rank_in_group == 0:
-            with torch.compiler.set_stance("force_eager"):
-                token_ids, logprobs = self._sample(output, batch, logit_mask)
-        else:
-            token_ids = torch.empty(batch.num_reqs, dtype=torch.int64)
-        if group.world_size > 1:
-            dist.broadcast(token_ids, group.ranks[0], group=group.cpu_group)
-            if on_device is not None and not torch.equal(token_ids, on_device):
-                raise RuntimeError(
-                    f"rank {group.rank_in_group} sampled {on_device.tolist()}, rank 0 {token_ids.tolist()}: "
-                    "what is the same on all ranks by design differs"
-                )
-        return token_ids.tolist(), logprobs
+        with torch.compiler.set_stance("force_eager"):
+            if output.token_ids is not None:
+                _check_ranks_agree(output.token_ids)
+                return output.token_ids.tolist(), self._logprobs_of(output.token_ids, output.logits, batch)
+            assert output.logits is not None
+            return self._sample(output.logits, batch, logit_mask)
 
     def _sample(
-        self, output: ForwardOutput, batch: InputBatch, logit_mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, LogprobsLists | None]:
-        metadata = batch.sampling_metadata
-        if output.token_ids is None:
-            assert output.logits is not None
-            logits = output.logits
+        self, logits: torch.Tensor, batch: InputBatch, logit_mask: torch.Tensor | None
+    ) -> tuple[list[int], LogprobsLists | None]:
+        """Sample on rank 0, and tell the others."""
+        group = get_tp_group()
+        token_ids = torch.empty(batch.num_reqs, dtype=torch.int64)
+        logprobs = None
+        if group.rank_in_group == 0:
             if logit_mask is not None:
                 logits = logits.masked_fill(~logit_mask, float("-inf"))
-            sampled = self._sampler(logits=logits, sampling_metadata=metadata)
-            tensors = sampled.logprobs_tensors
-            return sampled.sampled_token_ids.view(-1).to(torch.int64), tensors and tensors.tolists()
-        count = metadata.max_num_logprobs
+            sampled = self._sampler(logits=logits, sampling_metadata=batch.sampling_metadata)
+            token_ids.copy_(sampled.sampled_token_ids.view(-1))
+            logprobs = sampled.logprobs_tensors and sampled.logprobs_tensors.tolists()
+        if group.world_size > 1:
+            dist.broadcast(token_ids, group.ranks[0], group=group.cpu_group)
+        return token_ids.tolist(), logprobs
+
+    def _logprobs_of(
+        self, token_ids: torch.Tensor, logits: torch.Tensor | None, batch: InputBatch
+    ) -> LogprobsLists | None:
+        """Log-probabilities of tokens that the device sampled, and of the most likely ones."""
+        count = batch.sampling_metadata.max_num_logprobs
         if count is None:
-            return output.token_ids, None
-        if output.logits is None:
+            return None
+        if logits is None:
             raise RuntimeError("log-probabilities are asked for, but the model returned no logits")
-        values = output.logits
         if self._sampler.logprobs_mode.endswith("logprobs"):
-            values = self._sampler.compute_logprobs(values)
-        tensors = self._sampler.gather_logprobs(values, count, output.token_ids)
-        return output.token_ids, tensors.tolists()
+            logits = self._sampler.compute_logprobs(logits)
+        return self._sampler.gather_logprobs(logits, count, token_ids).tolists()
+
+
+def _check_ranks_agree(token_ids: torch.Tensor) -> None:
+    """Check that all ranks sampled the same; all of them raise, as vLLM reports errors of rank 0 only."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return
+    sampled = [torch.empty_like(token_ids) for _ in range(group.world_size)]
+    dist.all_gather(sampled, token_ids, group=group.cpu_group)
+    for rank, ids in enumerate(sampled):
+        if not torch.equal(ids, sampled[0]):
+            raise RuntimeError(
+                f"rank {rank} sampled {ids.tolist()}, rank 0 {sampled[0].tolist()}: "
+                "what is the same on all ranks by design differs"
+            )
