@@ -27,6 +27,7 @@ class Options(msgspec.Struct):
         force: Overwrite files that were edited by hand.
         replace_row: Replace a registry row of the same architecture.
         trust_remote_code: Allow transformers to import code from the checkpoint.
+        probe: Confirm the reading of the modeling file by running pieces of transformers' class.
         context_length: Tokens per sequence for the KV-cache estimate.
         batch_size: Sequences for the KV-cache estimate.
         tp_sizes: Tensor-parallel sizes for the proof (default: 1 and 2, where valid).
@@ -39,6 +40,7 @@ class Options(msgspec.Struct):
     force: bool = False
     replace_row: bool = False
     trust_remote_code: bool = False
+    probe: bool = False
     context_length: int = 4096
     batch_size: int = 1
     tp_sizes: list[int] = []
@@ -72,7 +74,7 @@ class Step(msgspec.Struct, frozen=True):
 
 STEPS: dict[str, Step] = {
     "research": Step(
-        "1", "Research the architecture", "autoport.research.step", ("source",), ("trust_remote_code",)
+        "1", "Research the architecture", "autoport.research.step", ("source",), ("trust_remote_code", "probe")
     ),
     "analyze": Step(
         "2",

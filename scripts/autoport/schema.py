@@ -61,12 +61,14 @@ class Finding(msgspec.Struct, frozen=True):
             ``softcap``, ``sinks``, ``qk_norm`` or ``router``.
         subject: Class and attribute, or function, that it is about.
         where: File and line.
+        confirmed: Whether running the piece gave the same.
     """
 
     topic: str
     subject: str
     value: dict[str, Any]
     where: str
+    confirmed: bool = False
 
 
 class ModelingReading(msgspec.Struct, frozen=True):

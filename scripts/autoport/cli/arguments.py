@@ -31,6 +31,12 @@ BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sequences f
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let transformers import code from the checkpoint.")
 ]
+Probe = Annotated[
+    bool,
+    typer.Option(
+        "--probe", help="Confirm what was read by running pieces of transformers' class (needs torch)."
+    ),
+]
 TpSizes = Annotated[
     list[int],
     typer.Option("--tp", metavar="N", min=1, help="TP size to prove; repeat for more (default 1 and 2)."),

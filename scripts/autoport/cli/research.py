@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from autoport.cli.arguments import AsJson, Name, Source, TrustRemoteCode, WorkspacePath
+from autoport.cli.arguments import AsJson, Name, Probe, Source, TrustRemoteCode, WorkspacePath
 
 
 def command(
@@ -10,10 +10,12 @@ def command(
     source: Source,
     workspace: WorkspacePath = Path(),
     trust_remote_code: TrustRemoteCode = False,
+    probe: Probe = False,
     as_json: AsJson = False,
 ) -> None:
-    """Step 1: read the config and the checkpoint's headers; writes facts.json and checkpoint.json."""
+    """Step 1: read config, modeling source and headers; writes facts.json and checkpoint.json."""
     from autoport.cli.steps import run_single
     from autoport.port import Options
 
-    run_single("research", name, workspace, Options(trust_remote_code=trust_remote_code), as_json, source)
+    options = Options(trust_remote_code=trust_remote_code, probe=probe)
+    run_single("research", name, workspace, options, as_json, source)

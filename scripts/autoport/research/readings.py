@@ -10,7 +10,11 @@ N_INNER = {"intermediate_size": "n_inner if n_inner is not None else 4 * n_embd"
 ROPE_10000 = {"rope_parameters": "{'rope_type': 'default', 'rope_theta': 10000.0}"}
 
 READINGS: dict[str, dict[str, str]] = {
-    "bloom": {"intermediate_size": "4 * hidden_size", "activation": "'gelu_pytorch_tanh'"},
+    "bloom": {
+        "intermediate_size": "4 * hidden_size",
+        "activation": "'gelu_pytorch_tanh'",
+        "max_position_embeddings": "2048",
+    },
     "codegen": N_INNER | ROPE_10000,
     "ctrl": {"activation": "'relu'"},
     "dbrx": {
@@ -41,7 +45,10 @@ READINGS: dict[str, dict[str, str]] = {
     },
     "mpt": {"activation": "'gelu'", "intermediate_size": "d_model * expansion_ratio"},
     "olmo": {"norm_eps": "1e-05"},
-    "openai-gpt": {"intermediate_size": "4 * n_embd"},
+    "openai-gpt": {
+        "intermediate_size": "4 * n_embd",
+        "activation": "'gelu_new' if afn == 'gelu' else afn",
+    },
     "opt": {"norm_eps": "1e-05"},
     "solar_open": {"intermediate_size": "moe_intermediate_size"},
     "xglm": {"norm_eps": "1e-05"},

@@ -9,6 +9,7 @@ from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import load_config, read_facts
 from autoport.research.config_class import class_attributes
 from autoport.research.config_defaults import class_source
+from autoport.research.modeling.probe import probe
 from autoport.research.modeling.reading import read_modeling
 from autoport.research.nested import find_text_config
 from autoport.research.quantization import quantization_problems
@@ -74,6 +75,8 @@ def run(port: Port, options: Options) -> Outcome:
             f"autoport research {port.name} SOURCE",
         )
     facts, checkpoint = research(port.source)
+    if options.probe:
+        facts.warnings += probe(facts)
     port.write_state("facts.json", facts)
     port.write_state("checkpoint.json", checkpoint)
     summary = (
@@ -81,6 +84,8 @@ def run(port: Port, options: Options) -> Outcome:
         f"{facts.modeling.file or 'no modeling file'}, {len(checkpoint.tensors)} tensors, "
         f"{checkpoint.total_bytes / 1e9:.2f} GB ({checkpoint.bytes_read:,} bytes read)"
     )
+    if options.probe:
+        summary += f"; {sum(finding.confirmed for finding in facts.modeling.findings)} findings confirmed by running"
     if facts.remote_code:
         summary += "; the checkpoint has remote code (auto_map), which was not run"
     for warning in facts.warnings:

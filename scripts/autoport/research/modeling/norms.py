@@ -194,11 +194,17 @@ def _adds_bias(node: ast.AST) -> bool:
 
 def _rounding(nodes: list[ast.AST]) -> str:
     """Where the normalised value goes back to the input's dtype: before or after the weight."""
+    held = {
+        node.targets[0].id: ast.unparse(node.value)
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
     for node in nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             for gain, other in ((node.left, node.right), (node.right, node.left)):
                 if _is_gain(gain):
                     text = ast.unparse(other)
+                    text = held.get(text, text) if isinstance(other, ast.Name) else text
                     cast = any(item in text for item in CASTS) and not text.endswith("float32)")
                     return "before_weight" if cast else "after_weight"
     return "after_weight"
