@@ -300,13 +300,14 @@ class Embedding(msgspec.Struct, frozen=True):
     Attributes:
         scale: Their factor; None for 1.
         norm: Whether they are normalised.
-        positions: Absolute position embeddings that are added: a table of the checkpoint, or computed.
+        positions: Absolute position embeddings that are added: a table of the checkpoint, or computed with
+            frequencies whose exponents end at 1 (``sinusoidal``) or just below (``sinusoidal_halves``).
         position_offset: What is added to a position before it is looked up.
     """
 
     scale: float | None = None
     norm: bool = False
-    positions: Literal["none", "learned", "sinusoidal"] = "none"
+    positions: Literal["none", "learned", "sinusoidal", "sinusoidal_halves"] = "none"
     position_offset: int = 0
 
 

@@ -143,7 +143,7 @@ def foreign_key_problems(keys: CheckpointKeys, family: Family, where: str) -> li
     for pattern, rule, what in FOREIGN_KEYS:
         for suffix, layers in sorted(keys.layers.items()):
             name, _, kind = suffix.rpartition(".")
-            known = name in declared or suffix in declared
+            known = re.sub(r"\.\d+$", ".{h}", name) in declared or suffix in declared
             if suffix == names.sinks and family.sinks == "False":
                 known = False
             if family.qk_norm is None and name in (names.q_norm, names.k_norm, names.sinks):

@@ -49,10 +49,13 @@ def architecture_context(architecture: Architecture) -> dict[str, Any]:
     ropes = [*architecture.ropes.values()] or ([architecture.rope] if architecture.rope else [])
     labels = [label for label in architecture.layers.ropes if label is not None]
     norm_eps_field = "rms_norm_eps" if architecture.norm.kind == "rms" else "layer_norm_eps"
+    position = "position_embeddings, " if architecture.rope else ""
+    position_type = "CosSin | None" if architecture.layers.ropes else "CosSin"
     return {
-        "attention_arguments": Checked(
-            f"position_embeddings, attn_metadata, {'mask' if composed else 'decode_mask'}"
-        ),
+        "position_type": Checked(position_type),
+        "position_parameter": Checked(f"position_embeddings: {position_type}, " if position else ""),
+        "position_argument": Checked(position),
+        "attention_arguments": Checked(f"{position}attn_metadata, {'mask' if composed else 'decode_mask'}"),
         "is_prefill": Checked("is_prefill" if composed else "decode_mask is None"),
         "residual_scale": Checked(
             "" if architecture.block.residual_scale is None else " * self.residual_scale"

@@ -40,8 +40,10 @@ def greedy(model: "PreTrainedModel", ids: list[int], steps: int) -> list[int]:
     cache = None
     with torch.no_grad():
         for _ in range(steps):
-            new = continuation[-1:] or ids
-            output = model(input_ids=torch.tensor([new]), past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            if cache is None:
+                output = model(input_ids=torch.tensor([ids + continuation]))
+            else:
+                output = model(input_ids=torch.tensor([continuation[-1:]]), past_key_values=cache)
+            cache = output.get("past_key_values")  # not every class has one
             continuation.append(int(output.logits[0, -1].argmax()))
     return continuation

@@ -132,6 +132,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     embedding_scale: str = ""
     residual_scale: str = ""
     embedding_norm: bool = False
-    positions: Literal["none", "learned", "sinusoidal"] = "none"
+    positions: Literal["none", "learned", "sinusoidal", "sinusoidal_halves"] = "none"
     position_offset: int = 0
     requires: tuple[tuple[str, str, str], ...] = ()

@@ -94,6 +94,7 @@ GPT_NEOX_FAMILIES = [
             o="self_attention.dense",
             up="mlp.dense_h_to_4h",
             down="mlp.dense_4h_to_h",
+            norms={"parallel_two_norms": ("ln_attn", "ln_mlp")},
         ),
         norm="layer",
         qkv_bias="bias",

@@ -173,7 +173,18 @@ def tied_head(subject: Subject) -> list[Finding]:
         for entry in subject.mappings.entries
         if any(matches(p, "lm_head.weight") for p in entry.parameters)
     ]
-    to_embedding = [entry for entry in entries if any("embed" in key for key in entry.keys)]
+    embedding_keys = {
+        key
+        for entry in subject.mappings.entries
+        if any(matches(p, "model.embed_tokens.weight") for p in entry.parameters)
+        for key in entry.keys
+    }
+    to_embedding = [
+        entry
+        for entry in entries
+        if embedding_keys & set(entry.keys)
+        or (not embedding_keys and any("embed" in key for key in entry.keys))
+    ]
     if not to_embedding:
         if tied is None:
             raise NotChecked("whether the head is tied is not known: no facts.json and no checkpoint.json")
