@@ -93,16 +93,16 @@ def test_segments_and_prefix_cache_change_nothing(ports, served, neuron_config):
 
 
 def test_preempted_requests_go_on_where_they_were(ports, served):
-    llm = served("llama", neuron_config=BUCKETS, num_gpu_blocks_override=14)
-    texts = prompts([60, 62, 90, 31])  # 10 blocks, and at the end 14 of the 13 there are
+    llm = served("llama", neuron_config=BUCKETS, num_gpu_blocks_override=20)
+    texts = prompts([60, 62, 90, 31, 45, 80, 20, 64])  # 18 blocks, and 29 with the new tokens
     assert tokens(generate(llm, texts, 40)) == [ports.greedy("llama", text, 40) for text in texts]
-    assert metric(llm, "vllm:num_preemptions") > 0
+    assert metric(llm, "vllm:num_preemptions") > 2
 
 
 def test_an_aborted_request_leaves_the_others_alone(ports, served):
     from vllm import SamplingParams
 
-    llm = served("llama", neuron_config=BUCKETS, num_gpu_blocks_override=14)
+    llm = served("llama", neuron_config=BUCKETS, num_gpu_blocks_override=20)
     texts = prompts([50, 20, 33])
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     for index, text in enumerate(texts):
@@ -122,7 +122,7 @@ def test_an_aborted_request_leaves_the_others_alone(ports, served):
 def test_a_step_is_one_prefill_or_a_batch_of_decodes(served, monkeypatch):
     from vllm_neuron.vllm.core.scheduler import NeuronScheduler
 
-    llm = served("llama", neuron_config=BUCKETS, num_gpu_blocks_override=14)
+    llm = served("llama", neuron_config=BUCKETS, num_gpu_blocks_override=20)
     steps = []
     schedule = NeuronScheduler.schedule
 
