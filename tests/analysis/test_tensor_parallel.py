@@ -166,7 +166,7 @@ def test_headers_and_estimate_agree_for_a_model_without_biases(tmp_path, name):
     facts, checkpoint = research(str(write_checkpoint(tmp_path, real_config(name))))
     architecture = describe_architecture(facts, checkpoint)
     weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors))
-    measured = weight_bytes(weights, architecture.num_layers, 2)
+    measured = weight_bytes(weights, architecture, 2)
     assert measured == estimate_weight_bytes(Dimensions.from_facts(facts), 2)
     untied = 0 if not architecture.head.tied else architecture.vocab_size * architecture.hidden_size * 2
     assert measured.per_rank(1, 1) == checkpoint.total_bytes + untied

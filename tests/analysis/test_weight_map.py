@@ -144,5 +144,5 @@ def test_a_shape_that_the_config_does_not_give(tmp_path):
 
 def test_expanding_names_every_layer(tmp_path):
     weights, _ = map_of(tmp_path, small_config())
-    keys = [key for _, keys in expand(weights, 2) for key in keys]
+    keys = [key for _, keys in expand(weights, 2) for key, _ in keys]
     assert sorted(keys) == sorted(llama_keys(small_config()))

@@ -10,6 +10,7 @@ import msgspec
 from autoport.errors import refuse
 from autoport.schema import Facts
 from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SPLIT
+from autoport.validation.shrink_experts import expert_sizes
 
 TP_SIZES = (1, 2, 4)  # the sizes that the twin admits exactly when the real model does
 MIN_HEAD_DIM = 16  # eight RoPE frequencies
@@ -36,7 +37,7 @@ def shrink(facts: Facts) -> dict[str, Any]:
     value = {name: fact.value for name, fact in facts.fields.items()}
     heads, kv_heads = _shrink_heads(value["num_heads"], value["num_kv_heads"])
     head_dim, hidden, original_context = _shrink_widths(value, heads)
-    num_layers = _shrink_layers(facts.config, value["num_layers"])
+    num_layers = _shrink_layers(facts.config, value)
     vocab, intermediate = value["vocab_size"], value["intermediate_size"]
     small_vocab = min(vocab, _next_divisible_as(vocab, MIN_VOCAB))
     sizes = {
@@ -50,6 +51,7 @@ def shrink(facts: Facts) -> dict[str, Any]:
         "max_position_embeddings": SEGMENTED_MODEL_LEN,
         "dtype": "bfloat16",
     }
+    sizes |= expert_sizes(value, _next_divisible_as)
     if value.get("sliding_window") is not None:
         sizes["sliding_window"] = min(value["sliding_window"], WINDOW)
     twin = copy.deepcopy(facts.config)
@@ -131,9 +133,11 @@ def _shrink_original_context(theta: float, scaling: Mapping[str, float], head_di
     return None
 
 
-def _shrink_layers(config: dict[str, Any], num_layers: int) -> int:
-    """At least two layers, and as many as it takes to have every kind that a per-layer list names."""
-    patterns = [value for value in config.values() if isinstance(value, list) and len(value) == num_layers]
+def _shrink_layers(config: Mapping[str, Any], value: Mapping[str, Any]) -> int:
+    """At least two layers, and as many as it takes to have every kind that a per-layer list or fact names."""
+    num_layers = value["num_layers"]
+    lists = [*config.values(), *value.values()]
+    patterns = [item for item in lists if isinstance(item, list) and len(item) == num_layers]
     kinds = [msgspec.json.encode(kind) for kind in zip(*patterns, strict=True)]
     last_new = max((kinds.index(kind) for kind in kinds), default=0)
     return min(num_layers, max(2, last_new + 1))

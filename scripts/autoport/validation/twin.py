@@ -33,6 +33,12 @@ GAIN = 2.0
 QK_GAIN = 1.7
 HEAD_GAIN = 4.0
 VECTOR_OFFSET = (0.25, 0.75)  # distance of norm weights and biases from their initial value
+# A correction bias is as large as the differences of the scores that it is added to, so that both decide.
+CORRECTION_OFFSET = (0.05, 0.3)
+# Experts differ from each other by this much of their size. Rounding makes tokens whose experts are nearly tied
+# change experts; between unlike experts, that noise would hide every other error in bfloat16.
+EXPERT_SPREAD = 0.1
+CORRECTION = re.compile(r"(correction_bias|expert_bias)$")
 
 
 def build(config: dict[str, Any], folder: Path, seed: int) -> Path:
@@ -88,23 +94,34 @@ def heat(model: "PreTrainedModel", seed: int) -> None:
     """Fill every parameter with hot values that bfloat16 can hold.
 
     Matrices are normal with std gain / sqrt(fan_in); vectors (norm weights, biases) lie on both sides of
-    their initial value, at a distance drawn from VECTOR_OFFSET.
+    their initial value, at a distance drawn from VECTOR_OFFSET. Experts are alike up to EXPERT_SPREAD.
+    Correction biases of routers, which may be buffers, lie on both sides of zero.
     """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     gains = {id(model.get_output_embeddings().weight): HEAD_GAIN}
     gains |= {id(parameter): QK_GAIN for parameter in _query_key_matrices(model)}
+    saved = model.state_dict(keep_vars=True)
+    biases = {id(tensor): tensor for name, tensor in saved.items() if CORRECTION.search(name)}
     with torch.no_grad():
         for parameter in model.parameters():
+            if id(parameter) in biases:
+                continue
             if parameter.ndim >= 2:
                 std = gains.get(id(parameter), GAIN) / math.sqrt(parameter.shape[-1])
                 values = torch.randn(parameter.shape, generator=generator) * std
+                if parameter.ndim == 3:  # stacked over the experts
+                    values = values[:1] + EXPERT_SPREAD * values
             else:
                 distance = torch.empty(parameter.shape).uniform_(*VECTOR_OFFSET, generator=generator)
                 sign = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
                 values = parameter.mean().round() + distance * sign
             parameter.copy_(values.to(torch.bfloat16))
+        for bias in biases.values():
+            distance = torch.empty(bias.shape).uniform_(*CORRECTION_OFFSET, generator=generator)
+            sign = torch.randint(0, 2, bias.shape, generator=generator) * 2 - 1
+            bias.copy_((distance * sign).to(torch.bfloat16))
 
 
 def _query_key_matrices(model: "PreTrainedModel") -> "Iterator[torch.nn.Parameter]":
