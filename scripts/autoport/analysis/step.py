@@ -5,6 +5,7 @@ from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.families import FAMILIES
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.reference import choose_reference, compare, pitfalls
+from autoport.analysis.source_check import source_problems, unconsumed_keys
 from autoport.analysis.tensor_parallel import (
     Dimensions,
     no_valid_tp,
@@ -27,6 +28,9 @@ def make_plan(name: str, facts: Facts, checkpoint: Checkpoint, options: Options)
     """
     architecture = describe_architecture(facts, checkpoint)
     family = FAMILIES[architecture.hf_name]
+    conflicts = source_problems(facts, family, architecture)
+    if conflicts:
+        raise Refusal(*conflicts)
     weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors, family.keys), family.moe)
     coverage = check_coverage(weights, architecture.num_layers, checkpoint, architecture.layers.moe)
     if not coverage.complete:
@@ -63,7 +67,7 @@ def run(port: Port, options: Options) -> Outcome:
         "sections": plan.sections,
         "tensor_parallel": plan.tp,
         "pitfalls": plan.pitfalls,
-        "unconsumed": facts.unconsumed,
+        "unconsumed": unconsumed_keys(facts, FAMILIES[plan.architecture.hf_name]),
         "remote_code": facts.remote_code,
         "warnings": facts.warnings,
     }

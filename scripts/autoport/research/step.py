@@ -85,7 +85,9 @@ def run(port: Port, options: Options) -> Outcome:
         f"{checkpoint.total_bytes / 1e9:.2f} GB ({checkpoint.bytes_read:,} bytes read)"
     )
     if options.probe:
-        summary += f"; {sum(finding.confirmed for finding in facts.modeling.findings)} findings confirmed by running"
+        summary += (
+            f"; {sum(finding.confirmed for finding in facts.modeling.findings)} findings confirmed by running"
+        )
     if facts.remote_code:
         summary += "; the checkpoint has remote code (auto_map), which was not run"
     for warning in facts.warnings:

@@ -9,7 +9,7 @@ from autoport.schema import Finding
 
 LAYERS = ("DecoderLayer", "Block", "Layer", "DecoderBlock")
 ATTENTION = ("attn", "attention")
-MLP = ("mlp", "feed_forward", "ffn", "moe", "expert", "ff")
+MLP = ("mlp", "feed_forward", "ffn", "moe", "expert", "ff", "fc1", "fc2")
 
 
 class Term(NamedTuple):
@@ -60,7 +60,7 @@ def _part_kind(name: str) -> str:
         return "norm"
     if any(word in lowered for word in ATTENTION):
         return "dropout" if "dropout" in lowered else "attention"
-    if "dropout" in lowered or "drop" in lowered:
+    if "drop" in lowered or lowered.startswith("act"):
         return "dropout"
     return "mlp" if any(word in lowered for word in MLP) else ""
 
@@ -176,6 +176,8 @@ class Follower:
     def binary(self, node: ast.BinOp) -> Term | None:
         left, right = self.term(node.left), self.term(node.right)
         if isinstance(node.op, ast.Add) and left is not None and right is not None:
+            if left.kind == right.kind == "mlp" and left.parts == right.parts:
+                return left  # experts and shared experts
             return Term("sum", parts=_flat(left) + _flat(right))
         if isinstance(node.op, (ast.Mult, ast.Div)) and (left is None) != (right is None):
             value, factor = (left, node.right) if left is not None else (right, node.left)
@@ -204,6 +206,8 @@ class Follower:
             return value
         if not kind:
             return None
+        if kind == value.kind == "mlp" and not value.scale:
+            return value  # the second projection of an MLP without a class of its own
         term = Term(kind, name, (value,))
         residual = len(node.args) > 1 and isinstance(node.args[1], ast.Name) and node.args[1].id == "residual"
         if kind in ("attention", "mlp") and residual and inputs[1]:

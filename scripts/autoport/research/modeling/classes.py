@@ -75,6 +75,13 @@ class Decoder:
                     break
         return found
 
+    def made(self, owner: ast.ClassDef) -> Iterator[tuple[str, ast.Call]]:
+        """Every module that `__init__` may make for an attribute: one for each branch that chooses."""
+        for target, value in self.assignments(owner):
+            for call in _calls(value):
+                if _class_name(call)[:1].isupper():
+                    yield target, call
+
     def assignments(self, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
         """``self.<name> = value`` of `__init__`, bases first."""
         for base in owner.bases:

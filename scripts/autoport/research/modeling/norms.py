@@ -14,9 +14,9 @@ CASTS = (".to(", ".type_as(", ".type(")
 
 def norm_findings(decoder: Decoder) -> Iterator[Finding]:
     """One finding for each norm that a module of the decoder makes: where it is used, and what it computes."""
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str, str]] = set()
     for owner in decoder.classes.values():
-        for attribute, call in decoder.parts(owner).items():
+        for attribute, call in decoder.made(owner):
             name = class_of(call)
             described = None
             if name in ("LayerNorm", "RMSNorm") and name not in decoder.classes:
@@ -26,9 +26,9 @@ def norm_findings(decoder: Decoder) -> Iterator[Finding]:
                 described = read_norm(decoder, decoder.classes[name])
                 method = decoder.method(decoder.classes[name], "forward")
                 where = decoder.where(method or decoder.classes[name])
-            if described is None or (owner.name, attribute) in seen:
+            if described is None or (owner.name, attribute, name) in seen:
                 continue
-            seen.add((owner.name, attribute))
+            seen.add((owner.name, attribute, name))
             eps = keyword(call, "eps") or (call.args[1] if len(call.args) > 1 else None)
             read = config_attribute(eps) if eps is not None else ""
             value = described | {"class": name, "eps": read or (ast.unparse(eps) if eps else "")}

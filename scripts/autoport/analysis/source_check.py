@@ -1,0 +1,130 @@
+"""What the modeling file was read to compute against what the port will compute; they must be the same."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from autoport import expressions
+from autoport.analysis.families.family import Family
+from autoport.errors import Problem
+from autoport.schema import Architecture, Facts, Finding, Norm
+
+NEXT_STEP = "read the place; the declaration of this class or the reading of its file has to be corrected"
+
+
+def source_problems(facts: Facts, family: Family, architecture: Architecture) -> list[Problem]:
+    """One problem (SOURCE-CONFLICT) for each finding that the plan contradicts or leaves out."""
+    found = [
+        *_norm_conflicts(facts, architecture),
+        *_rope_conflicts(facts, architecture),
+        *_block_conflicts(facts, architecture),
+        *_attention_conflicts(facts, architecture),
+        *_left_out(facts, family),
+    ]
+    return [Problem("SOURCE-CONFLICT", text, finding.where, NEXT_STEP) for finding, text in found]
+
+
+Conflict = tuple[Finding, str]
+
+
+def _of(facts: Facts, topic: str) -> list[Finding]:
+    return [finding for finding in facts.modeling.findings if finding.topic == topic]
+
+
+def _norm_conflicts(facts: Facts, architecture: Architecture) -> Iterator[Conflict]:
+    """The norms of the decoder layer that the forward was seen to use."""
+    used = {
+        f"{block.subject}.{name}" for block in _of(facts, "block") for name in block.value.get("norms", [])
+    }
+    by_subject: dict[str, list[Conflict]] = {}
+    for finding in _of(facts, "norm"):
+        if finding.subject in used:
+            by_subject.setdefault(finding.subject, []).append(
+                (finding, _norm_conflict(finding, architecture.norm))
+            )
+    for conflicts in by_subject.values():
+        if all(text for _, text in conflicts):  # the class may choose between several
+            yield conflicts[0]
+
+
+def _norm_conflict(finding: Finding, norm: Norm) -> str:
+    read = finding.value
+    planned: dict[str, Any] = {"kind": norm.kind, "weight": norm.weight}
+    if read["kind"] == norm.kind == "rms" and norm.weight == "plain" and read["rounding"] != "once":
+        planned["rounding"] = norm.rounding
+    differing = [name for name, value in planned.items() if read[name] != value]
+    differing = [name for name in differing if not str(read[name]).startswith("plain if")]
+    return "; ".join(f"{finding.subject} has {n} {read[n]!r}, the plan has {planned[n]!r}" for n in differing)
+
+
+def _rope_conflicts(facts: Facts, architecture: Architecture) -> Iterator[Conflict]:
+    ropes = [architecture.rope, *architecture.ropes.values()]
+    planned = {(rope.pairing, rope.sign) for rope in ropes if rope is not None}
+    findings = _of(facts, "rope")
+    read = {(finding.value["pairing"], finding.value["sign"]) for finding in findings}
+    if planned and read and not planned <= read:
+        (pairing, sign) = next(iter(planned - read))
+        text = f"{findings[0].subject} rotates {sorted(read)}, the plan has {pairing!r} with sign {sign}"
+        yield findings[0], text
+
+
+def _block_conflicts(facts: Facts, architecture: Architecture) -> Iterator[Conflict]:
+    findings = _of(facts, "block")
+    topology = architecture.block.topology
+    if findings and topology not in {finding.value["topology"] for finding in findings}:
+        read = findings[0].value["topology"]
+        yield findings[0], f"{findings[0].subject} is {read!r}, the plan has {topology!r}"
+
+
+def _attention_conflicts(facts: Facts, architecture: Architecture) -> Iterator[Conflict]:
+    attention = architecture.attention
+    for finding in _of(facts, "qk_norm"):
+        if attention.qk_norm is not None and attention.qk_norm.place != finding.value["place"]:
+            text = f"{finding.subject} norms q and k {finding.value['place']!r}, the plan {attention.qk_norm.place!r}"
+            yield finding, text
+    sinks = _of(facts, "sinks")
+    if attention.sinks and facts.modeling.findings and not sinks:
+        yield facts.modeling.findings[0], "the plan has attention sinks, the modeling file has none"
+    if sinks and not attention.sinks:
+        yield sinks[0], f"{sinks[0].subject}: attention sinks, which the plan leaves out"
+
+
+def _left_out(facts: Facts, family: Family) -> Iterator[Conflict]:
+    """Factors that the class applies and that no part of the plan reads."""
+    read = names_read(family)
+    for finding in _of(facts, "scale"):
+        name = finding.value["config"]
+        value = facts.config.get(name)
+        if name not in read and isinstance(value, (int, float)) and value not in (0, 1, True, False):
+            yield finding, f"the class {finding.value['way']} by {name} {value!r}, which the plan leaves out"
+
+
+def names_read(struct: Any) -> set[str]:
+    """Config attributes that the expressions of a declaration read."""
+    found: set[str] = set()
+    for field in getattr(struct, "__struct_fields__", ()):
+        for text in _texts(getattr(struct, field)):
+            try:
+                found.update(expressions.names(text))
+            except ValueError:
+                continue
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        if value:
+            yield value
+    elif isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            yield from _texts(getattr(value, field))
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _texts(item)
+
+
+def unconsumed_keys(facts: Facts, family: Family) -> dict[str, Any]:
+    """Semantic-looking config keys that neither a field nor the class's declaration took."""
+    read = names_read(family)
+    return {key: value for key, value in facts.unconsumed.items() if key.rpartition(".")[2] not in read}

@@ -1,0 +1,93 @@
+"""The plan of every class agrees with what was read in transformers' modeling file; a wrong one does not."""
+
+import json
+
+import msgspec
+import pytest
+from autoport.analysis.architecture import assemble
+from autoport.analysis.families import FAMILIES
+from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.source_check import names_read, source_problems, unconsumed_keys
+from autoport.analysis.step import make_plan
+from autoport.analysis.traits import Traits
+from autoport.errors import Refusal
+from autoport.port import Options
+from autoport.research.config import read_facts
+from autoport.research.source import open_source
+from autoport.research.step import add_modeling, research
+from checkpoints import small_config, write_checkpoint
+
+replace = msgspec.structs.replace
+
+
+def facts_of(tmp_path, family, **config):
+    config = {"architectures": [family.hf_name], "model_type": family.model_type} | config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = open_source(str(tmp_path))
+    facts = read_facts(source)
+    add_modeling(source, facts)
+    return facts
+
+
+def problems_of(facts, family):
+    architecture = assemble(Traits(family, facts), CheckpointKeys([], family.keys), "bfloat16")
+    return [problem.found for problem in source_problems(facts, family, architecture)]
+
+
+# What their config classes leave to the file.
+WITH_VALUES = {"bloom": {"seq_length": 2048}, "glm4_moe": {"head_dim": 128}}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_declaration_agrees_with_its_class(tmp_path, name):
+    family = FAMILIES[name]
+    facts = facts_of(tmp_path, family, **WITH_VALUES.get(family.model_type, {}))
+    assert facts.modeling.file.startswith("modeling_")
+    assert problems_of(facts, family) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "found"),
+    [
+        ("LlamaForCausalLM", {"norm": "layer"}, "input_layernorm has kind 'rms', the plan has 'layer'"),
+        ("LlamaForCausalLM", {"norm_weight": "one_plus"}, "has weight 'plain', the plan has 'one_plus'"),
+        ("LlamaForCausalLM", {"norm_rounding": "after_weight"}, "has rounding 'before_weight'"),
+        ("LlamaForCausalLM", {"pairing": "interleaved"}, "rotate_half rotates [('half', 1)]"),
+        ("LlamaForCausalLM", {"rope_sign": -1}, "sign -1"),
+        (
+            "LlamaForCausalLM",
+            {"topology": "'parallel'"},
+            "LlamaDecoderLayer is 'pre_norm', the plan has 'parallel'",
+        ),
+        ("LlamaForCausalLM", {"sinks": "True"}, "the plan has attention sinks"),
+        ("Gemma2ForCausalLM", {"norm_weight": "plain"}, "has weight 'one_plus', the plan has 'plain'"),
+        ("GraniteForCausalLM", {"residual_scale": ""}, "multiplies by residual_multiplier 0.22"),
+        ("GraniteForCausalLM", {"logit_scale": ""}, "divides by logits_scaling 16.0"),
+        ("NanoChatForCausalLM", {"rope_sign": 1}, "sign 1"),
+    ],
+)
+def test_a_wrong_declaration_is_caught(tmp_path, name, changes, found):
+    granite = {"residual_multiplier": 0.22, "logits_scaling": 16.0} if name.startswith("Granite") else {}
+    facts = facts_of(tmp_path, FAMILIES[name], **granite)
+    assert problems_of(facts, FAMILIES[name]) == []
+    assert any(found in text for text in problems_of(facts, replace(FAMILIES[name], **changes)))
+
+
+def test_the_plan_is_refused_with_file_and_line(tmp_path):
+    facts, checkpoint = research(str(write_checkpoint(tmp_path, small_config())))
+    findings = [
+        replace(finding, value=finding.value | {"kind": "layer"}) if finding.topic == "norm" else finding
+        for finding in facts.modeling.findings
+    ]
+    facts.modeling = replace(facts.modeling, findings=findings)
+    with pytest.raises(Refusal, match="SOURCE-CONFLICT") as caught:
+        make_plan("small", facts, checkpoint, Options())
+    assert caught.value.problems[0].where.startswith("modeling_llama.py:")
+
+
+def test_a_key_that_the_declaration_reads_is_consumed(tmp_path):
+    family = FAMILIES["GraniteForCausalLM"]
+    assert {"residual_multiplier", "logits_scaling"} <= names_read(family)
+    facts = facts_of(tmp_path, family, residual_multiplier=0.22)
+    facts.unconsumed["foo_multiplier"] = 3.0
+    assert unconsumed_keys(facts, family) == {"foo_multiplier": 3.0}
