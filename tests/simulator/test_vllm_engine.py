@@ -89,6 +89,11 @@ def test_segments_and_prefix_cache_change_nothing(ports, served, neuron_config):
     assert tokens(generate(llm, texts, STEPS)) == expected
 
 
+def test_the_cache_holds_all_sequences_unless_its_size_is_given(served):
+    llm = served("llama", neuron_config={}, max_num_seqs=3, num_gpu_blocks_override=None)
+    assert llm.llm_engine.vllm_config.cache_config.num_gpu_blocks == 4 * 8  # and a reserve of one sequence
+
+
 # --- What the scheduler does --------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from vllm_neuron.parallel.neuron_parallel_state import (
     destroy_neuron_parallel_state,
     initialize_neuron_parallel_state,
 )
+from vllm_neuron.simulator import rules
 from vllm_neuron.vllm.checks import get_neuron_config, resolve_ep_degree
 from vllm_neuron.vllm.internals import (
     CompilationTimes,
@@ -24,6 +25,8 @@ from vllm_neuron.vllm.internals import (
     WorkerBase,
 )
 from vllm_neuron.vllm.worker.neuron_model_runner import NeuronModelRunner
+
+KV_CACHE_LIMIT = 2**30  # bytes
 
 
 class NeuronWorker(WorkerBase):
@@ -50,6 +53,7 @@ class NeuronWorker(WorkerBase):
             resolve_ep_degree(ep_degree, parallel.world_size, parallel.enable_expert_parallel)
         )
         set_random_seed(self.model_config.seed)
+        rules.reset()
         self.model_runner = NeuronModelRunner(self.vllm_config, self.device)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
@@ -71,12 +75,18 @@ class NeuronWorker(WorkerBase):
         return ["LBHNC"]
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache: what `max_num_seqs` sequences of full length need, if this machine has it."""
+        """Bytes for the KV cache: enough for `max_num_seqs` sequences of full length, but at most 1 GiB.
+
+        It is filled with zeros at the start, so that it is real memory. One sequence fits in any case, as long
+        as this machine has the memory.
+        """
         if self.cache_config.kv_cache_memory_bytes:
             return self.cache_config.kv_cache_memory_bytes
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
         share = free * self.cache_config.gpu_memory_utilization / self.parallel_config.world_size
-        return min(int(share), self.model_runner.kv_cache_bytes(self.scheduler_config.max_num_seqs))
+        needed = self.model_runner.kv_cache_bytes(self.scheduler_config.max_num_seqs)
+        limit = max(KV_CACHE_LIMIT, self.model_runner.kv_cache_bytes(1))
+        return min(int(share), needed, limit)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Take the length that fits the cache, with ``max_model_len=-1``."""
