@@ -25,7 +25,10 @@ def describe_attention(
     qk_norm = _qk_norm(traits, keys, norm)
     alibi = bool(traits.value(family.alibi))
     qkv_clip = traits.number(family.qkv_clip)
-    reasons = _composed(head_dim, qk_norm, softcap, alibi, qkv_clip, windows)
+    q_temperature = bool(traits.value(family.q_temperature))
+    reasons = [*_composed(head_dim, qk_norm, softcap, alibi, qkv_clip, windows)]
+    if q_temperature:
+        reasons.append("queries scaled by their position")
     return Attention(
         num_heads=value["num_heads"],
         num_kv_heads=value["num_kv_heads"],
@@ -38,6 +41,7 @@ def describe_attention(
         sinks=bool(traits.value(family.sinks)),
         alibi=alibi,
         qkv_clip=qkv_clip,
+        q_temperature=q_temperature,
         composed=tuple(reasons),
     )
 

@@ -24,6 +24,7 @@ PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "mscale",
             "mscale_all_dim",
             "truncate",
+            "llama_4_scaling_beta",
         ),
     ),
 }

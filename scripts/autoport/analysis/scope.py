@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 Dtype = Literal["bfloat16", "float16", "float32"]
 DTYPES: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
@@ -139,6 +140,7 @@ def foreign_key_problems(keys: CheckpointKeys, family: Family, where: str) -> li
         value for field in names.__struct_fields__ if isinstance(value := getattr(names, field), str)
     } - {""}
     declared |= {name for topology in NORM_NAMES for name in names.layer_norms(topology)}
+    declared |= {family.moe.keys.router} if family.moe else set()
     problems = []
     for pattern, rule, what in FOREIGN_KEYS:
         for suffix, layers in sorted(keys.layers.items()):

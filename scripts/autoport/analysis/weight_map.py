@@ -178,6 +178,8 @@ def _mlp(architecture: Architecture, keys: CheckpointKeys) -> Iterator[WeightEnt
         if mlp.bias:
             key = f"{keys.layer}{source}.bias"
             yield WeightEntry(f"{LAYER}mlp.{part}_proj_bias", [key], [(rows,)], "column_bias", split, layers)
+    if mlp.activation == "xielu":
+        yield from _xielu(keys)
     yield WeightEntry(
         f"{LAYER}mlp.down_proj_weight",
         [f"{keys.layer}{names.down}.weight"],
@@ -189,6 +191,13 @@ def _mlp(architecture: Architecture, keys: CheckpointKeys) -> Iterator[WeightEnt
     if mlp.bias:
         key = f"{keys.layer}{names.down}.bias"
         yield WeightEntry(f"{LAYER}mlp.down_proj_bias", [key], [(hidden,)], "row_bias", [], layers)
+
+
+def _xielu(keys: CheckpointKeys) -> Iterator[WeightEntry]:
+    """The four scalars of the activation, which every rank holds."""
+    for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):
+        key = f"{keys.layer}mlp.act_fn.{name}"
+        yield WeightEntry(f"{LAYER}mlp.{name}", [key], [shape], "replicated")
 
 
 def _stored(architecture: Architecture, rows: int, columns: int) -> tuple[int, int]:

@@ -20,6 +20,7 @@ ACTIVATION_NAMES = {
     "gelu_tanh": ("gelu_tanh", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
     "relu": ("relu",),
     "relu2": ("relu2",),
+    "xielu": ("xielu",),
 }
 
 FIELD_TYPES = {
@@ -100,6 +101,8 @@ def own_loaders(architecture: Architecture) -> list[str]:
         names.append("gate_up_loader")
     if architecture.norm.weight == "one_plus":
         names.append("plus_one_loader")
+    if architecture.mlp.activation == "xielu":
+        names.append("scalar_loader")
     return sorted(names + moe_loaders(architecture))
 
 

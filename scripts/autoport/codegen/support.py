@@ -62,6 +62,8 @@ def parameters(architecture: Architecture) -> dict[str, str]:
     names |= {name: transform for name, (present, transform) in optional.items() if present}
     names |= moe_parameters(architecture)
     names |= {f"{norm}.{kind}": "replicated" for norm in norms for kind in norm_parameters(architecture.norm)}
+    if mlp.activation == "xielu":
+        names |= {f"{LAYER}.mlp.{name}": "replicated" for name in ("alpha_p", "alpha_n", "beta", "eps")}
     for part in ("q", "k") if qk_norm else ():
         split = "replicated" if qk_norm and qk_norm.width == "head" else f"{part}_heads".replace("k_", "kv_")
         for kind in norm_parameters(qk_norm.norm) if qk_norm else ():
