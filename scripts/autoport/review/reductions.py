@@ -7,12 +7,11 @@ along a path, and "more than one rank" is taken to be true.
 
 import ast
 import functools
-import re
-from typing import NamedTuple
 
 from autoport.review.finding import Status, Subject
 from autoport.review.names import origins
 from autoport.review.parameters import loader_of
+from autoport.review.partial_sums import BiasSum, Event, Origin, Partial, Path, Value
 from autoport.review.source import Class, Function
 from autoport.review.syntax import argument, is_none, keyword, last_name, self_attribute
 
@@ -39,62 +38,6 @@ WORLD_SIZES = {
 }
 MAX_PATHS = 64
 MAX_DEPTH = 10
-
-
-class Origin(NamedTuple):
-    operator: str
-    where: str
-
-
-class Partial(NamedTuple):
-    """A sum over this rank's share: how often it was reduced, and the operators whose outputs are in it."""
-
-    reductions: int
-    origins: tuple[Origin, ...]
-
-
-Value = Partial | None
-
-
-class Event(NamedTuple):
-    """What happened to the output of an operator."""
-
-    status: Status
-    origin: Origin
-    text: str
-
-
-class BiasSum(NamedTuple):
-    """A parameter ``self.<attribute>`` added to the output of a row-parallel operator.
-
-    Attributes:
-        reduced: Whether the output had been summed over the ranks before, on every path.
-    """
-
-    function: Function
-    node: ast.expr
-    reduced: bool
-
-
-class Path:
-    """Names and conditions on one path through a function."""
-
-    def __init__(self, values: dict[str, Value], conditions: dict[str, bool]):
-        self.values = values
-        self.conditions = conditions
-
-    def fork(self) -> "Path":
-        return Path(dict(self.values), dict(self.conditions))
-
-    def forget(self, name: str) -> None:
-        """Drop what was known of a name that is assigned again."""
-        self.conditions = {
-            atom: outcome for atom, outcome in self.conditions.items() if not re.search(rf"\b{name}\b", atom)
-        }
-
-    def key(self) -> tuple[object, ...]:
-        tracked = sorted((name, value) for name, value in self.values.items() if value is not None)
-        return (*tracked, *sorted(self.conditions.items()))
 
 
 class Reductions:

@@ -12,7 +12,8 @@ from autoport.review.finding import (
     passed,
 )
 from autoport.review.names import origins
-from autoport.review.reductions import ROW_PARALLEL, Event, Origin, follow
+from autoport.review.partial_sums import Event, Origin
+from autoport.review.reductions import ROW_PARALLEL, follow
 from autoport.review.source import Class, Function
 from autoport.review.syntax import argument, calls, dotted, keyword, last_name, names_in, number, walk
 
