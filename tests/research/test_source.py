@@ -2,8 +2,13 @@
 
 import http.server
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
+import time
+import types
 
 import pytest
 from autoport.errors import Refusal
@@ -19,6 +24,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     folder = None
     sent = 0
+    failures = ()  # what goes wrong with the next ranges: "drop", "truncate" or a status
+    requests = 0
 
     def log_message(self, *_):
         pass
@@ -45,10 +52,25 @@ class Hub(http.server.BaseHTTPRequestHandler):
             ]
             self._json(files)
         elif "/resolve/" in path:
+            type(self).requests += 1
+            failure = self.failures.pop(0) if self.failures else None
+            if failure == "drop":
+                self.connection.close()
+                return
+            if isinstance(failure, int):
+                self._bytes(b"{}", failure, {})
+                return
             first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
             with open(self.folder / path.rpartition("/")[2], "rb") as file:
                 file.seek(first)
                 data = file.read(last - first + 1)
+            if failure == "truncate":
+                self.send_response(206)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data[: len(data) // 2])
+                self.close_connection = True
+                return
             type(self).sent += len(data)
             self._bytes(data, 206, {"Content-Range": f"bytes {first}-{last}/*"})
         else:
@@ -62,10 +84,14 @@ def hub(tmp_path, monkeypatch):
     """A running hub that serves `tmp_path/hub` as owner/model."""
     folder = tmp_path / "hub"
     folder.mkdir()
-    handler = type("Handler", (Hub,), {"folder": folder, "sent": 0})
+    handler = type("Handler", (Hub,), {"folder": folder, "sent": 0, "failures": [], "requests": 0})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    use_endpoint(monkeypatch, f"http://127.0.0.1:{server.server_port}")
+    handler.endpoint = f"http://127.0.0.1:{server.server_port}"
+    use_endpoint(monkeypatch, handler.endpoint)
+    monkeypatch.setattr("autoport.research.source.FIRST_WAIT_SECONDS", 0.001)
+    patient = types.SimpleNamespace(sleep=lambda _: None, time=time.time)  # the client waits between attempts
+    monkeypatch.setattr("huggingface_hub.utils._http.time", patient)
     monkeypatch.chdir(tmp_path)
     yield handler
     server.shutdown()
@@ -88,6 +114,56 @@ def test_a_hub_model_is_researched_by_ranges(hub):
     assert facts.fields["rope_theta"].value == 5_000_000.0
     assert checkpoint.total_bytes == 12_122_071_040
     assert source.bytes_read == hub.sent < 1_000_000
+
+
+@pytest.mark.parametrize("failures", [["drop"], ["truncate"], ["drop", "truncate", "drop"], [503], [429, "drop"]])
+def test_a_connection_that_fails_is_tried_again(hub, failures):
+    write_checkpoint(hub.folder, real_config("yi-6b"), shards=2)
+    expected = read_checkpoint(open_source(str(hub.folder))).tensors
+    source = open_source("owner/model")
+    hub.failures += failures
+    assert read_checkpoint(source).tensors == expected
+    assert hub.failures == []
+    assert source.bytes_read == hub.sent
+
+
+def test_a_large_header_goes_on_where_it_stopped(hub, monkeypatch):
+    monkeypatch.setattr("autoport.research.source.PIECE_BYTES", 10_000)
+    write_checkpoint(hub.folder, real_config("yi-6b"))
+    source = open_source("owner/model")
+    hub.failures += [None, None, "truncate"]
+    checkpoint = read_checkpoint(source)
+    assert len(checkpoint.tensors) == 291
+    assert checkpoint.bytes_read == hub.sent < 110_000  # no piece was sent twice
+
+
+def test_a_hub_that_keeps_failing_is_given_up(hub, monkeypatch):
+    monkeypatch.setattr("autoport.research.source.ATTEMPTS", 2)
+    write_checkpoint(hub.folder, real_config("yi-6b"))
+    source = open_source("owner/model")
+    hub.failures += ["drop"] * 1000
+    with pytest.raises(Refusal, match="SRC-HUB"):
+        read_checkpoint(source)
+
+
+def test_a_file_that_is_not_allowed_is_not_asked_for_again(hub):
+    write_checkpoint(hub.folder, real_config("yi-6b"))
+    source = open_source("owner/model")
+    hub.failures += [403] * 50
+    with pytest.raises(Refusal, match="SRC-HUB"):
+        read_checkpoint(source)
+    assert hub.requests == 1
+
+
+def test_hf_endpoint_is_honoured(hub):
+    write_checkpoint(hub.folder, real_config("yi-6b"), shards=2)
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-m", "autoport", "inspect", "owner/model", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["total_bytes"] == 12_122_071_040
+    assert report["bytes_read"] == hub.sent
 
 
 def test_a_model_that_the_hub_does_not_have(hub):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from autoport.errors import refuse
 TRANSPORTS = ("http", "requests", "urllib3")  # modules whose errors the hub client lets through
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 CONFIG_NAME = "config.json"
+PIECE_BYTES = 1024 * 1024
+ATTEMPTS = 3  # each of which is retried by the hub client where no byte came
+FIRST_WAIT_SECONDS = 0.5
+LONGEST_WAIT_SECONDS = 8.0
 
 
 class Source:
@@ -91,11 +96,16 @@ class LocalSource(Source):
 
 
 class HubSource(Source):
-    """A model repository on the hub (`HF_ENDPOINT` and `HF_TOKEN` are honoured), read by ranged requests."""
+    """A model repository on the hub (`HF_ENDPOINT` and `HF_TOKEN` are honoured), read by ranged requests.
+
+    Attributes:
+        retries: Requests that failed and were made again.
+    """
 
     def __init__(self, repo_id: str):
         from huggingface_hub import HfFileSystem
 
+        self.retries = 0
         self.files = HfFileSystem(skip_instance_cache=True)
         with hub_errors(repo_id):
             entries: list[dict[str, Any]] = self.files.ls(repo_id, detail=True)
@@ -103,10 +113,42 @@ class HubSource(Source):
         super().__init__(repo_id, {name: int(entry["size"]) for name, entry in names.items()})
 
     def _read(self, filename: str, start: int, length: int) -> bytes:
+        """Read in pieces, so that a dropped connection costs one piece and reading goes on where it stopped."""
         end = min(start + length, self.sizes[filename])
+        data = bytearray()
         with hub_errors(self.name), self.files.open(self.where(filename), "rb", cache_type="none") as file:
-            file.seek(start)
-            return bytes(file.read(end - start))
+            while start + len(data) < end:
+                position = start + len(data)
+                data += self._piece(file, position, min(end, position + PIECE_BYTES))
+        return bytes(data)
+
+    def _piece(self, file: Any, start: int, end: int) -> bytes:
+        """Bytes from `start` on, at most up to `end`; tries again while the connection fails."""
+        for attempt in range(ATTEMPTS):
+            try:
+                file.seek(start)
+                piece = bytes(file.read(end - start))
+            except Exception as error:
+                if attempt == ATTEMPTS - 1 or not _is_passing(error):
+                    raise
+                reason = str(error)
+            else:
+                if len(piece) > end - start:
+                    raise OSError(f"{self.name} does not serve ranges: {len(piece)} bytes for {end - start}")
+                if piece:
+                    return piece
+                reason = "no bytes"
+            self.retries += 1
+            time.sleep(min(FIRST_WAIT_SECONDS * 2**attempt, LONGEST_WAIT_SECONDS))
+        raise OSError(f"gave up after {ATTEMPTS} attempts at byte {start}: {reason}")
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether a failure may be gone at the next attempt: the connection, or a server that is busy."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None:
+        return status in (408, 429) or status >= 500
+    return isinstance(error, (OSError, TimeoutError)) or type(error).__module__.startswith(TRANSPORTS)
 
 
 @contextlib.contextmanager
