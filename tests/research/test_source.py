@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -55,7 +56,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
             type(self).requests += 1
             failure = self.failures.pop(0) if self.failures else None
             if failure == "drop":
-                self.connection.close()
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
                 return
             if isinstance(failure, int):
                 self._bytes(b"{}", failure, {})
@@ -116,7 +118,9 @@ def test_a_hub_model_is_researched_by_ranges(hub):
     assert source.bytes_read == hub.sent < 1_000_000
 
 
-@pytest.mark.parametrize("failures", [["drop"], ["truncate"], ["drop", "truncate", "drop"], [503], [429, "drop"]])
+@pytest.mark.parametrize(
+    "failures", [["drop"], ["truncate"], ["drop", "truncate", "drop"], [503], [429, "drop"]]
+)
 def test_a_connection_that_fails_is_tried_again(hub, failures):
     write_checkpoint(hub.folder, real_config("yi-6b"), shards=2)
     expected = read_checkpoint(open_source(str(hub.folder))).tensors

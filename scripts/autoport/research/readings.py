@@ -16,6 +16,13 @@ READINGS: dict[str, dict[str, str]] = {
         "max_position_embeddings": "2048",
     },
     "codegen": N_INNER | ROPE_10000,
+    "cohere2_moe": {
+        "intermediate_size": (
+            "prefix_dense_intermediate_size if prefix_dense_intermediate_size is not None else intermediate_size"
+        ),
+        "moe_intermediate_size": "intermediate_size",
+        "norm_eps": "layer_norm_eps",
+    },
     "ctrl": {"activation": "'relu'"},
     "dbrx": {
         "activation": "ffn_config['ffn_act_fn']['name']",
