@@ -74,7 +74,11 @@ class Step(msgspec.Struct, frozen=True):
 
 STEPS: dict[str, Step] = {
     "research": Step(
-        "1", "Research the architecture", "autoport.research.step", ("source",), ("trust_remote_code", "probe")
+        "1",
+        "Research the architecture",
+        "autoport.research.step",
+        ("source",),
+        ("trust_remote_code", "probe"),
     ),
     "analyze": Step(
         "2",
@@ -92,7 +96,12 @@ STEPS: dict[str, Step] = {
         ("replace_row",),
     ),
     "document": Step("6", "Write example and docs", "autoport.codegen.document", ("plan.json",)),
-    "review": Step("7", "Self-review", "autoport.review.step", ("plan.json", "model/", "registry")),
+    "review": Step(
+        "7",
+        "Self-review",
+        "autoport.review.step",
+        ("facts.json", "checkpoint.json", "plan.json", "model/", "registry"),
+    ),
     "prove": Step(
         "-",
         "Prove on the CPU",
