@@ -1,12 +1,19 @@
 """One rank of the engine."""
 
+import functools
 import os
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from vllm.config import set_current_vllm_config
-from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.distributed.parallel_state import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    ensure_model_parallel_initialized,
+    init_distributed_environment,
+)
 from vllm.utils.torch_utils import set_random_seed
 
 from vllm_neuron.parallel.neuron_parallel_state import (
@@ -28,6 +35,25 @@ from vllm_neuron.vllm.worker.neuron_model_runner import NeuronModelRunner
 
 KV_CACHE_LIMIT = 2**30  # bytes
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _starting(method: Callable[P, T]) -> Callable[P, T]:
+    """Mark a method of the start: when it fails, the process leaves the groups, and may start another engine."""
+
+    @functools.wraps(method)
+    def marked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except Exception:
+            destroy_neuron_parallel_state()
+            destroy_model_parallel()
+            destroy_distributed_environment()
+            raise
+
+    return marked
+
 
 class NeuronWorker(WorkerBase):
     """Sets a rank up and hands the steps to the model runner.
@@ -37,6 +63,7 @@ class NeuronWorker(WorkerBase):
 
     model_runner: NeuronModelRunner
 
+    @_starting
     def init_device(self) -> None:
         """Join the process groups."""
         torch.set_num_threads(1)
@@ -56,6 +83,7 @@ class NeuronWorker(WorkerBase):
         rules.reset()
         self.model_runner = NeuronModelRunner(self.vllm_config, self.device)
 
+    @_starting
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Build the model and load its weights.
 
@@ -92,10 +120,12 @@ class NeuronWorker(WorkerBase):
         """Take the length that fits the cache, with ``max_model_len=-1``."""
         self.model_config.max_model_len = max_model_len
 
+    @_starting
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         self.cache_config.num_gpu_blocks = kv_cache_config.num_blocks
         self.model_runner.initialize_kv_cache(kv_cache_config)
 
+    @_starting
     def compile_or_warm_up_model(self) -> CompilationTimes:
         seconds = self.model_runner.warm_up()
         set_random_seed(self.model_config.seed)
