@@ -1,7 +1,7 @@
 """Arguments and options that several subcommands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -40,4 +40,12 @@ Probe = Annotated[
 TpSizes = Annotated[
     list[int],
     typer.Option("--tp", metavar="N", min=1, help="TP size to prove; repeat for more (default 1 and 2)."),
+]
+TpSize = Annotated[
+    int | None,
+    typer.Option("--tp", metavar="N", min=1, help="TP size (default: the recommended one, if it fits here)."),
+]
+On = Annotated[
+    Literal["simulator", "cpu-mode", "trn2"] | None,
+    typer.Option("--on", help="Where to run (default: trn2 where there is a device, else simulator)."),
 ]

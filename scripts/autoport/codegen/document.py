@@ -14,6 +14,7 @@ from autoport.codegen.features import (
     tp_sizes,
 )
 from autoport.codegen.render import render, render_python
+from autoport.codegen.results import Measured, current_sections, keep_section
 from autoport.port import Options, Outcome
 from autoport.schema import Plan
 from autoport.workspace import Port
@@ -34,7 +35,7 @@ def run(port: Port, options: Options) -> Outcome:
 def documents(port: Port, plan: Plan) -> dict[str, str]:
     """Everything but the README: text by path below the workspace."""
     example = f"examples/vllm_neuron/models/{port.name}"
-    context = _context(port, plan)
+    context = _context(port, plan) | {"sections": current_sections(port)}
     return {
         f"{example}/run.py": render_python("docs/run.py.j2", **context),
         f"{example}/results/results.md": render("docs/results.md.j2", **context),
@@ -78,8 +79,28 @@ def record_results(port: Port, results: Mapping[str, FeatureResult]) -> list[str
         raise ValueError(f"no such feature: {', '.join(sorted(unknown))}")
     merged = {**current_results(port), **results}
     port.write_state(STATE_FILE, FeatureResults(model_hash(port), merged))
-    plan = port.read_state("plan.json", Plan, "analyze")
-    files = readme(port, plan)
+    return _bring_up_to_date(port, readme(port, port.read_state("plan.json", Plan, "analyze")))
+
+
+def record_section(port: Port, name: str, measured: Measured) -> list[str]:
+    """Record what was measured, and bring results.md up to date.
+
+    A results.md that a person edited stays as it is; the record is kept all the same.
+
+    Args:
+        name: `autoport.codegen.results.OFFLINE` or ``ONLINE``.
+
+    Returns:
+        Workspace paths that changed.
+    """
+    keep_section(port, name, measured)
+    files = documents(port, port.read_state("plan.json", Plan, "analyze"))
+    return _bring_up_to_date(
+        port, {path: text for path, text in files.items() if path.endswith("results.md")}
+    )
+
+
+def _bring_up_to_date(port: Port, files: dict[str, str]) -> list[str]:
     if any(port.file_status(path) in ("edited", "foreign") for path in files):
         return []
     return port.write_files("document", files)
