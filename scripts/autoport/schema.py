@@ -167,6 +167,17 @@ class QkNorm(msgspec.Struct, frozen=True):
     place: Literal["before_rope", "after_rope"] = "before_rope"
 
 
+class OutputGate(msgspec.Struct, frozen=True):
+    """A factor of the heads' outputs before the output projection, computed from the attention's input.
+
+    Attributes:
+        width: One factor for each head, or one for each of a head's dimensions.
+    """
+
+    activation: Literal["sigmoid", "softplus"]
+    width: Literal["head", "element"]
+
+
 class Attention(msgspec.Struct, frozen=True):
     """Multi-head, grouped-query or multi-query attention.
 
@@ -189,6 +200,7 @@ class Attention(msgspec.Struct, frozen=True):
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
+    output_gate: OutputGate | None = None
     alibi: bool = False
     qkv_clip: float | None = None
     q_temperature: bool = False

@@ -138,7 +138,7 @@ def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture
         ),
         final_norm=bool(traits.value(family.final_norm)),
         readings=moe_readings(traits, config_readings(traits, windows, labels)),
-        checks=config_checks(traits) | moe_checks(traits),
+        checks=config_checks(traits, windows) | moe_checks(traits),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.traits import Traits
-from autoport.schema import Attention, Norm, QkNorm
+from autoport.schema import Attention, Norm, OutputGate, QkNorm
 
 LARGEST_FUSED_HEAD_DIM = 128  # flash, segmented and decode attention kernels
 BLOCK_SIZE = 32  # the plugin's default; the segmented kernel takes windows of whole blocks
@@ -29,6 +29,8 @@ def describe_attention(
     reasons = [*_composed(head_dim, qk_norm, softcap, alibi, qkv_clip, windows)]
     if q_temperature:
         reasons.append("queries scaled by their position")
+    if family.output_gate:
+        reasons.append("a gate on the heads' outputs")
     return Attention(
         num_heads=value["num_heads"],
         num_kv_heads=value["num_kv_heads"],
@@ -39,6 +41,7 @@ def describe_attention(
         scale=traits.number(family.scale),
         softcap=softcap,
         sinks=bool(traits.value(family.sinks)),
+        output_gate=_output_gate(traits),
         alibi=alibi,
         qkv_clip=qkv_clip,
         q_temperature=q_temperature,
@@ -59,6 +62,13 @@ def _qk_norm(traits: Traits, keys: CheckpointKeys, norm: Norm) -> QkNorm | None:
         rounding=style.rounding,
     )
     return QkNorm(described, style.width, style.place)
+
+
+def _output_gate(traits: Traits) -> OutputGate | None:
+    family = traits.family
+    if not family.output_gate:
+        return None
+    return OutputGate(family.output_gate, traits.value(family.output_gate_width))
 
 
 def _composed(

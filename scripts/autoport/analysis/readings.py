@@ -70,10 +70,15 @@ def _rotary_dim(traits: Traits, readings: dict[str, str]) -> str:
         return traits.family.rotary_dim if rope and rope.rotary_dim else ""
     derived = f"{readings['hidden_size']} // {readings['num_attention_heads']}"
     head_dim = "head_dim" if "head_dim" in traits.values.attributes else derived
-    return f"int({head_dim} * rope_parameters['partial_rotary_factor'])"
+    parameters = traits.facts.fields["rope_parameters"].value
+    block = ""
+    if traits.facts.fields["rope_type"].value == "per_layer_type":
+        label = "full_attention" if "full_attention" in parameters else next(iter(parameters))
+        block = f"[{label!r}]"
+    return f"int({head_dim} * rope_parameters{block}['partial_rotary_factor'])"
 
 
-def config_checks(traits: Traits) -> dict[str, Any]:
+def config_checks(traits: Traits, windows: Sequence[int | None]) -> dict[str, Any]:
     """The family's structural expressions that depend on the config, with their values for this model."""
     family = traits.family
     expressions = [
@@ -81,8 +86,11 @@ def config_checks(traits: Traits) -> dict[str, Any]:
         family.qkv_layout,
         family.rotary,
         family.sinks,
+        family.output_gate_width,
         family.alibi,
         family.final_norm,
         family.qk_norm.when if family.qk_norm else "False",
     ]
+    if family.windows and not any(windows):
+        expressions.append(f"[window for window in {family.windows} if window]")
     return {text: traits.value(text) for text in dict.fromkeys(expressions) if names(text)}

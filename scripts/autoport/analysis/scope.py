@@ -8,7 +8,7 @@ from autoport.analysis.families import FAMILIES
 from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import moe_findings
-from autoport.analysis.positions import PARAMETERS
+from autoport.analysis.positions import PARAMETERS, rope_by_label
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
 from autoport.research.fields import describe, is_number
@@ -113,6 +113,9 @@ def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Findi
     for label, block in parameters.items():
         if isinstance(block, dict):
             yield from _scaling_findings(block.get("rope_type", "default"), block, f"{source}.{label}")
+    ropes = rope_by_label(traits, traits.per_layer(traits.family.rope_labels))
+    if len({rope.rotary_dim for rope in ropes.values()}) > 1:
+        yield "SCOPE-ROPE", f"kinds of layers that rotate different parts of a head ({source})", _next_step()
 
 
 def _scaling_findings(kind: Any, parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:

@@ -44,7 +44,7 @@ def build_weight_map(
             architecture.norm, "model.norm", f"{keys.prefix}{keys.names.final_norm}", architecture.hidden_size
         )
     head = embedding if architecture.head.tied else head_key
-    vocabulary = [(architecture.vocab_size, architecture.hidden_size)]
+    vocabulary: list[tuple[int, ...]] = [(architecture.vocab_size, architecture.hidden_size)]
     entries.append(WeightEntry("lm_head.weight", [head], vocabulary, "vocab"))
     if architecture.head.bias:
         bias = f"{keys.names.head}.bias"
@@ -109,6 +109,10 @@ def _attention(architecture: Architecture, keys: CheckpointKeys) -> Iterator[Wei
             steps,
         )
     yield from _qk_norms(architecture, keys, halves)
+    if attention.output_gate:
+        gates = q_rows if attention.output_gate.width == "element" else attention.num_heads
+        key = f"{keys.layer}{names.output_gate}.weight"
+        yield WeightEntry(f"{LAYER}self_attn.output_gate_weight", [key], [(gates, hidden)], "column")
     if attention.sinks:
         yield WeightEntry(
             f"{LAYER}self_attn.sinks", [f"{keys.layer}{names.sinks}"], [(attention.num_heads,)], "heads"

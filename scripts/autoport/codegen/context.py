@@ -132,8 +132,8 @@ def checked_attributes(architecture: Architecture) -> list[tuple[str, tuple[Any,
     activation = architecture.readings.get("activation")
     if activation is not None and activation.isidentifier():
         checks.append((activation, ACTIVATION_NAMES[architecture.mlp.activation]))
-    if not architecture.layers.windows:
-        checks.append(("sliding_window", (None, 0)))
+    if not architecture.layers.windows and not any("sliding_window" in text for text in architecture.checks):
+        checks.append(("sliding_window", (None,)))
     if not architecture.attention.qkv_bias and not architecture.attention.o_bias:
         checks.append(("attention_bias", absent))
     if not architecture.mlp.bias:

@@ -51,6 +51,7 @@ def parameters(architecture: Architecture) -> dict[str, str]:
         f"{LAYER}.self_attn.qkv_proj_bias": (attention.qkv_bias, "fused_qkv_bias"),
         f"{LAYER}.self_attn.o_proj_bias": (attention.o_bias, "row_bias"),
         f"{LAYER}.self_attn.sinks": (attention.sinks, "heads"),
+        f"{LAYER}.self_attn.output_gate_weight": (attention.output_gate is not None, "column"),
         f"{LAYER}.mlp.up_proj_weight": (dense, "column"),
         f"{LAYER}.mlp.down_proj_weight": (dense, "row"),
         f"{LAYER}.mlp.gate_proj_weight": (dense and mlp.kind == "gated", "column"),

@@ -37,7 +37,7 @@ VECTOR_OFFSET = (0.25, 0.75)  # distance of norm weights and biases from their i
 CORRECTION_OFFSET = (0.05, 0.3)
 # Experts differ from each other by this much of their size. Rounding makes tokens whose experts are nearly tied
 # change experts; between unlike experts, that noise would hide every other error in bfloat16.
-EXPERT_SPREAD = 0.1
+EXPERT_SPREAD = 0.03
 CORRECTION = re.compile(r"(correction_bias|expert_bias)$")
 
 
@@ -102,6 +102,7 @@ def heat(model: "PreTrainedModel", seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     gains = {id(model.get_output_embeddings().weight): HEAD_GAIN}
     gains |= {id(parameter): QK_GAIN for parameter in _query_key_matrices(model)}
+    transposed = {id(module.weight) for module in model.modules() if type(module).__name__ == "Conv1D"}
     saved = model.state_dict(keep_vars=True)
     biases = {id(tensor): tensor for name, tensor in saved.items() if CORRECTION.search(name)}
     with torch.no_grad():
@@ -109,7 +110,8 @@ def heat(model: "PreTrainedModel", seed: int) -> None:
             if id(parameter) in biases:
                 continue
             if parameter.ndim >= 2:
-                std = gains.get(id(parameter), GAIN) / math.sqrt(parameter.shape[-1])
+                fan_in = parameter.shape[0 if id(parameter) in transposed else -1]
+                std = gains.get(id(parameter), GAIN) / math.sqrt(fan_in)
                 values = torch.randn(parameter.shape, generator=generator) * std
                 if parameter.ndim == 3:  # stacked over the experts
                     values = values[:1] + EXPERT_SPREAD * values

@@ -50,6 +50,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
+    output_gate: str = ""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     gate_up: str = ""
@@ -83,6 +84,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         qkv_bias, o_bias, mlp_bias: Whether there are biases (expression), None: as the checkpoint has them.
         head_bias: Whether the head may have a bias.
+        output_gate, output_gate_width: Function of the gate on the heads' outputs, empty for none; expression for
+            ``head`` or ``element``.
         topology: Expression for one of `NORM_NAMES`.
         rotary: Expression; whether there are rotary embeddings at all.
         rotary_dim: Expression for the rotated dimensions per head; empty for all of them, or for what
@@ -114,6 +117,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     transposed: bool = False
     qk_norm: QkNormStyle | None = None
     sinks: str = "False"
+    output_gate: Literal["", "sigmoid", "softplus"] = ""
+    output_gate_width: str = "'element'"
     alibi: str = "False"
     mlp: Literal["gated", "plain"] = "gated"
     moe: MoeStyle | None = None

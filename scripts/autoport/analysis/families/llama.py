@@ -4,6 +4,12 @@ from autoport.analysis.families.family import Family, Keys, QkNormStyle
 
 WINDOW_BY_TYPE = "[sliding_window if kind == 'sliding_attention' else None for kind in layer_types]"
 WINDOW_EVERYWHERE = "[sliding_window] * num_hidden_layers"
+GRANITE_ROPE_LABELS = "['rope' if theta else None for theta in layer_rope_theta]"
+GRANITE_ONE_THETA = (
+    "len([theta for theta in layer_rope_theta if theta and theta != rope_parameters['rope_theta']]) == 0",
+    "SCOPE-ROPE",
+    "layers with a theta of their own",
+)
 
 LLAMA_FAMILIES = [
     Family(
@@ -153,14 +159,8 @@ LLAMA_FAMILIES = [
         logit_scale="1 / logits_scaling",
         sinks="True",
         windows=WINDOW_BY_TYPE,
-        rope_labels="['rope' if theta else None for theta in layer_rope_theta]",
-        requires=(
-            (
-                "len([theta for theta in layer_rope_theta if theta and theta != rope_parameters['rope_theta']]) == 0",
-                "SCOPE-ROPE",
-                "layers with a theta of their own",
-            ),
-        ),
+        rope_labels=GRANITE_ROPE_LABELS,
+        requires=(GRANITE_ONE_THETA,),
     ),
     Family(
         model_type="ministral3",

@@ -3,7 +3,12 @@
 from msgspec.structs import replace
 
 from autoport.analysis.families.family import Family, Keys, QkNormStyle
-from autoport.analysis.families.llama import WINDOW_BY_TYPE, WINDOW_EVERYWHERE
+from autoport.analysis.families.llama import (
+    GRANITE_ONE_THETA,
+    GRANITE_ROPE_LABELS,
+    WINDOW_BY_TYPE,
+    WINDOW_EVERYWHERE,
+)
 from autoport.analysis.families.moe_style import MoeKeys, MoeStyle
 
 SPARSE_BY_STEP = (
@@ -167,6 +172,7 @@ MOE_FAMILIES = [
     Family(
         model_type="minimax_m2",
         hf_name="MiniMaxM2ForCausalLM",
+        partial_rotary_factor=1.0,
         qkv_bias="False",
         o_bias="False",
         mlp_bias="False",
@@ -258,6 +264,31 @@ MOE_FAMILIES = [
         moe=replace(GRANITE, shared_size="shared_intermediate_size"),
     ),
     Family(
+        model_type="granitemoe_swa",
+        hf_name="GraniteMoeSWAForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
+        scale="attention_multiplier",
+        embedding_scale="embedding_multiplier",
+        residual_scale="residual_multiplier",
+        logit_scale="1 / logits_scaling",
+        sinks="True",
+        windows=WINDOW_BY_TYPE,
+        rope_labels=GRANITE_ROPE_LABELS,
+        requires=(GRANITE_ONE_THETA,),
+        moe=replace(
+            GRANITE,
+            keys=replace(
+                GRANITE_KEYS,
+                router="block_sparse_moe.router",
+                gate_up="block_sparse_moe.experts.gate_up_proj",
+                down="block_sparse_moe.experts.down_proj",
+            ),
+            shared_size="shared_intermediate_size",
+        ),
+    ),
+    Family(
         model_type="gpt_oss",
         hf_name="GptOssForCausalLM",
         norm_rounding="after_weight",
@@ -325,6 +356,7 @@ MOE_FAMILIES = [
     Family(
         model_type="mellum",
         hf_name="MellumForCausalLM",
+        partial_rotary_factor=1.0,
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         mlp_bias="False",
@@ -334,9 +366,77 @@ MOE_FAMILIES = [
         moe=MoeStyle(layers=SPARSE_BY_TYPE, normalise="norm_topk_prob"),
     ),
     Family(
+        model_type="afmoe",
+        hf_name="AfmoeForCausalLM",
+        keys=Keys(
+            norms=(
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_mlp_layernorm",
+                "post_mlp_layernorm",
+            ),
+            output_gate="self_attn.gate_proj",
+        ),
+        norm_rounding="after_weight",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
+        qk_norm=QkNormStyle(rounding="after_weight"),
+        output_gate="sigmoid",
+        topology="'sandwich'",
+        windows=WINDOW_BY_TYPE,
+        rope_labels="[kind if kind == 'sliding_attention' else None for kind in layer_types]",
+        embedding_scale="hidden_size ** 0.5 if mup_enabled else 1",
+        moe=MoeStyle(
+            keys=MoeKeys(router="mlp.router.gate", correction="mlp.expert_bias"),
+            layers="[i >= num_dense_layers for i in range(num_hidden_layers)]",
+            score="'sigmoid'",
+            correction_bias=True,
+            epsilon=1e-20,
+            scaling="route_scale",
+            shared_size="moe_intermediate_size * num_shared_experts",
+        ),
+    ),
+    Family(
+        model_type="laguna",
+        hf_name="LagunaForCausalLM",
+        keys=Keys(output_gate="self_attn.g_proj"),
+        partial_rotary_factor=1.0,
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="False",
+        qk_norm=QkNormStyle(),
+        output_gate="softplus",
+        output_gate_width="'head' if gating == True or gating == 'per-head' else 'element'",
+        windows=WINDOW_BY_TYPE,
+        rope_labels="layer_types",
+        requires=(
+            (
+                "len([heads for heads in num_attention_heads_per_layer if heads != num_attention_heads]) == 0",
+                "SCOPE-HEADS",
+                "layers with different numbers of heads",
+            ),
+            (
+                "not moe_apply_router_weight_on_input",
+                "MOE-ROUTER",
+                "the router's weight on the experts' input",
+            ),
+        ),
+        moe=MoeStyle(
+            keys=MoeKeys(correction="mlp.experts.e_score_correction_bias", **QWEN_SHARED),
+            layers=SPARSE_BY_TYPE,
+            score="'sigmoid'",
+            correction_bias=True,
+            scaling="moe_routed_scaling_factor",
+            logit_softcap="moe_router_logit_softcapping",
+            shared_size="shared_expert_intermediate_size",
+        ),
+    ),
+    Family(
         model_type="cohere2_moe",
         hf_name="Cohere2MoeForCausalLM",
         norm="layer",
+        requires=(("rms_norm_eps is None", "SCOPE-NORM", "RMSNorm in the place of LayerNorm"),),
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         mlp_bias="False",
