@@ -188,6 +188,7 @@ class Attention(msgspec.Struct, frozen=True):
         alibi: Scores get a per-head slope times the key's distance, instead of rotary embeddings.
         qkv_clip: Limit of the absolute values of q, k and v.
         q_temperature: Queries are scaled by a function of their position.
+        float32_scores: The class computes scores from float32 queries and keys, whatever the dtype.
         composed: Reasons why attention is built of smaller operators; empty for the fused operators.
     """
 
@@ -204,6 +205,7 @@ class Attention(msgspec.Struct, frozen=True):
     alibi: bool = False
     qkv_clip: float | None = None
     q_temperature: bool = False
+    float32_scores: bool = False
     composed: tuple[str, ...] = ()
 
 

@@ -11,7 +11,6 @@ import pytest
 from autoport.codegen.generate import render_package, run
 from autoport.errors import Refusal
 from autoport.port import Options
-from autoport.schema import Attention, Mlp
 from autoport.workspace import Port
 from plans import LLAMA3, QWEN2, YI, plan
 

@@ -29,6 +29,8 @@ def describe_attention(
     reasons = [*_composed(head_dim, qk_norm, softcap, alibi, qkv_clip, windows)]
     if q_temperature:
         reasons.append("queries scaled by their position")
+    if family.float32_scores:
+        reasons.append("scores of float32 queries and keys")
     if family.output_gate:
         reasons.append("a gate on the heads' outputs")
     return Attention(
@@ -45,6 +47,7 @@ def describe_attention(
         alibi=alibi,
         qkv_clip=qkv_clip,
         q_temperature=q_temperature,
+        float32_scores=family.float32_scores,
         composed=tuple(reasons),
     )
 

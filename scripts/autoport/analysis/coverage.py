@@ -10,6 +10,32 @@ from autoport.errors import Problem
 from autoport.research.keys import fold, fold_all, label
 from autoport.schema import Checkpoint, WeightEntry, WeightMap
 
+# Pattern of a key that nothing takes -> why it may be there; the first that matches is said.
+UNEXPECTED_CAUSES = [
+    (
+        r"(^|\.)(mtp|mtp_layers|nextn)\.|\.(enorm|hnorm|eh_proj|shared_head)\.",
+        "a multi-token-prediction head",
+    ),
+    (
+        r"vision|visual|image|audio|multi_modal|mm_projector",
+        "a part of a larger model that is not its decoder",
+    ),
+    (r"lora_[AB]|\.adapter", "an adapter: merge it into the base model first"),
+    (r"\.(gamma|beta)$", "a LayerNorm under its old names: save the model again with a newer transformers"),
+    (r"\.(attn|attention)\.(bias|masked_bias)$", "a buffer that older versions of transformers saved"),
+    (r"(inv_freq|position_ids)$", "a buffer that is computed, not loaded"),
+    (r"weight_scale|qweight|qzeros|absmax|_blocks$|_scales$", "a part of quantised weights"),
+    (r"\.experts\.", "experts in another layout than the class's checkpoints have"),
+    (
+        r"(qkv_proj|query_key_value|c_attn|W_pack|gate_up_proj)\.",
+        "a fused tensor where separate ones are expected",
+    ),
+    (r"\.(q|k|v)_proj\.weight$|\.(gate|up)_proj\.weight$", "separate tensors where a fused one is expected"),
+    (r"\.bias$", "a bias that the architecture does not have"),
+    (r"norm", "a norm that the architecture does not have"),
+    (r"lm_head|embed_out", "a head beside the one that the architecture has"),
+]
+
 
 class ShapeMismatch(msgspec.Struct, frozen=True):
     key: str
@@ -108,8 +134,7 @@ def _missing_cause(key: str, layers: set[int], unexpected: list[str]) -> str:
 def _unexpected_cause(key: str, layers: set[int], num_layers: int) -> str:
     if layers and min(layers) >= num_layers:
         return f"num_hidden_layers is {num_layers}, which leaves these layers out"
-    if key.endswith(".bias"):
-        return "a bias that the architecture does not have"
-    if "norm" in key:
-        return "a norm that the architecture does not have"
+    for pattern, cause in UNEXPECTED_CAUSES:
+        if re.search(pattern, key):
+            return cause
     return "no part of the architecture has this parameter"

@@ -24,6 +24,7 @@ from autoport.cli import (
     serve_test,
     smoke,
     status,
+    sweep,
     twin,
     uninstall,
 )
@@ -57,6 +58,7 @@ for module in (
     diagnose,
     init_workspace,
     twin,
+    sweep,
     demo,
     install,
     uninstall,

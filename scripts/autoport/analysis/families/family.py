@@ -96,6 +96,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         scale, softcap, logit_scale, logit_softcap, embedding_scale, residual_scale, qkv_clip: Expressions; empty
             or None for none.
         embedding_norm: Whether embeddings are normalised without a weight (`Keys` names one with a weight).
+        float32_scores: Whether scores are computed from float32 queries and keys.
         q_temperature: Expression; whether queries are scaled by their position, as in Llama 4.
         positions: Absolute position embeddings.
         requires: (expression that must hold, rule, what is wrong otherwise).
@@ -134,6 +135,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     softcap: str = ""
     qkv_clip: str = ""
     q_temperature: str = "False"
+    float32_scores: bool = False
     logit_scale: str = ""
     logit_softcap: str = ""
     embedding_scale: str = ""

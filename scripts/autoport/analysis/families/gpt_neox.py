@@ -57,6 +57,7 @@ GPT_NEOX_FAMILIES = [
         topology="'parallel'",
         pairing="interleaved",
         rotary_dim="rotary_dim",
+        float32_scores=True,
         mlp="plain",
     ),
     Family(
@@ -80,6 +81,7 @@ GPT_NEOX_FAMILIES = [
         topology="'parallel'",
         pairing="interleaved",
         rotary_dim="rotary_dim",
+        float32_scores=True,
         mlp="plain",
     ),
     Family(

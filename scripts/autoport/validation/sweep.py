@@ -1,0 +1,188 @@
+"""The sweep: ports a tiny checkpoint of every class of the landscape, proves each port, and reports."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from autoport.errors import Refusal
+from autoport.port import STEPS, Options, run_step
+from autoport.schema import Plan, Proof
+from autoport.validation import landscape
+from autoport.validation.scenario import SAMPLING
+from autoport.workspace import Port, Workspace, write_atomic
+
+TIME_LIMIT = 600.0  # seconds for one port with its proof
+PORT_NAME = "swept"
+Verdict = Literal["ported", "red", "refused", "failed"]
+MARKS = {"ported": "✅ proven", "red": "❌ red", "refused": "refused", "failed": "❌ failed"}
+
+
+class Result(msgspec.Struct):
+    """One architecture, or one variant of it.
+
+    Attributes:
+        verdict: ``ported``: the whole port with a green proof. ``red``: a step or the proof is red.
+            ``refused``: stopped with reasons. ``failed``: an error of the program, or out of time.
+        composed: Why its attention or experts are composed of smaller operators.
+        reasons: Why it was refused, is red or failed.
+        tp_sizes: Sizes that were proven.
+        error: Largest relative error in float32.
+        r_ratio: Largest R in bfloat16.
+        lines: Lines of its model.py.
+    """
+
+    name: str
+    hf_name: str
+    category: str
+    verdict: Verdict
+    seconds: float = 0.0
+    composed: list[str] = []
+    reasons: list[str] = []
+    tp_sizes: list[int] = []
+    error: float | None = None
+    r_ratio: float | None = None
+    lines: int = 0
+
+
+def sweep(
+    names: Sequence[str], jobs: int, folder: Path, tp_sizes: Sequence[int], done: Callable[[Result], None]
+) -> list[Result]:
+    """Port and prove `names`, `jobs` at a time, each in a process of its own below `folder`."""
+
+    def run(name: str) -> Result:
+        result = _in_process(name, folder / _file_name(name), tp_sizes)
+        done(result)
+        return result
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(run, names))
+
+
+def _in_process(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    started = time.monotonic()
+    command = [sys.executable, "-m", "autoport.validation.sweep", name, str(folder), *map(str, tp_sizes)]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            process.wait(TIME_LIMIT)
+            reason = f"ended with code {process.returncode}; see {folder / 'log'}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            reason = f"not done after {TIME_LIMIT:.0f} s"
+    path = folder / "result.json"
+    if path.is_file():
+        result = msgspec.json.decode(path.read_bytes(), type=Result)
+    else:
+        result = _result(name, "failed", [reason])
+    result.seconds = round(time.monotonic() - started, 1)
+    return result
+
+
+def port_one(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
+    """Build the checkpoint of one entry, run every step on it, and judge."""
+    checkpoint = landscape.build_checkpoint(name, folder / "checkpoint")
+    port = Port(Workspace.create(str(folder / "workspace")), PORT_NAME, str(checkpoint.resolve()))
+    options = Options(dry_run=True, tp_sizes=list(tp_sizes))
+    problems = []
+    try:
+        for step in STEPS:
+            outcome = run_step(port, step, options)
+            if outcome.status != "done":
+                problems.append(f"{step}: {outcome.summary}")
+    except Refusal as refusal:
+        return _result(name, "refused", [f"{problem.rule}: {problem.found}" for problem in refusal.problems])
+    plan = port.read_state("plan.json", Plan, "analyze")
+    proof = port.read_state("proof.json", Proof, "prove")
+    result = _result(name, "red" if problems else "ported", problems)
+    moe = plan.architecture.moe
+    result.composed = [*plan.architecture.attention.composed, *(moe.composed if moe else ())]
+    result.tp_sizes = sorted({run.tp_size for run in proof.runs if not run.failure})
+    phases = [phase for run in proof.runs for phase in run.phases]
+    errors = [phase.max_relative_error for phase in phases if phase.r_ratio is None]
+    result.error = max((error for error in errors if error is not None), default=None)
+    ratios = [phase.r_ratio.value for phase in phases if phase.r_ratio and phase.phase != SAMPLING]
+    result.r_ratio = max((ratio for ratio in ratios if ratio is not None), default=None)
+    result.lines = (port.workspace.model_dir(PORT_NAME) / "model.py").read_text().count("\n")
+    return result
+
+
+def _result(name: str, verdict: Verdict, reasons: list[str]) -> Result:
+    entry = landscape.load()[name.partition(": ")[0]]
+    return Result(name, entry.hf_name, entry.category, verdict, reasons=reasons)
+
+
+def _file_name(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_" else "_" for char in name)
+
+
+# --- Report -----------------------------------------------------------------------------------------------
+
+
+def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Write ``coverage.md`` and ``coverage.json``."""
+    files = {
+        "coverage.md": "\n".join(_markdown(results)) + "\n",
+        "coverage.json": msgspec.json.format(msgspec.json.encode(results), indent=1).decode() + "\n",
+    }
+    for name, text in files.items():
+        write_atomic(folder / name, text.encode())
+    return [folder / name for name in files]
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Coverage in one line: a model type counts when it and all of its variants are proven."""
+    by_type: dict[str, list[Result]] = {}
+    for result in results:
+        by_type.setdefault(result.name.partition(": ")[0], []).append(result)
+    counted = [group for group in by_type.values() if group[0].category in ("dense", "moe")]
+    default = sum(group[0].verdict == "ported" for group in counted)
+    complete = sum(all(result.verdict == "ported" for result in group) for group in counted)
+    wrong = sum(result.verdict in ("red", "failed") for result in results)
+    return (
+        f"{default} of {len(counted)} dense and MoE architectures ported and proven "
+        f"({complete} with all variants); {wrong} red or failed"
+    )
+
+
+def _markdown(results: Sequence[Result]) -> Iterator[str]:
+    yield "# Coverage of the architectures in transformers\n"
+    yield (
+        "A tiny checkpoint of each class, random weights, ported by `autoport port` and proven on the simulator "
+        "against the Hugging Face class. `autoport sweep` writes this file.\n"
+    )
+    yield f"{summary(results)}.\n"
+    yield "| architecture | class | verdict | TP | float32 error | bfloat16 R | model.py | composed or reason | s |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for result in results:
+        notes = "; ".join(result.reasons or result.composed).replace("|", "/").replace("\n", " ")[:300]
+        error = "" if result.error is None else f"{result.error:.1e}"
+        ratio = "" if result.r_ratio is None else f"{result.r_ratio:.2f}"
+        sizes = ", ".join(map(str, result.tp_sizes))
+        yield (
+            f"| {result.name} | `{result.hf_name}` | {MARKS[result.verdict]} | {sizes} | {error} | {ratio} | "
+            f"{result.lines or ''} | {notes} | {result.seconds:.0f} |"
+        )
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[2])
+    found = port_one(sys.argv[1], target, [int(size) for size in sys.argv[3:]])
+    write_atomic(target / "result.json", msgspec.json.encode(found))

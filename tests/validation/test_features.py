@@ -1,0 +1,106 @@
+"""Features of architectures, each in a port of a tiny checkpoint of a real class, proven at TP 2."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from autoport.port import Options, run_step
+from autoport.schema import Facts, Plan
+from autoport.validation import landscape
+from autoport.validation.prove import Prepared, prepare, prove_run
+from autoport.validation.simulated import Subject
+from autoport.workspace import Port, Workspace
+
+# Together they have every variant of norm, block, position, projection, activation and head.
+PORTED = [
+    "arcee",
+    "bloom",
+    "codegen",
+    "cohere2",
+    "exaone4",
+    "gemma3_text",
+    "glm4",
+    "gpt2",
+    "granite_swa: multipliers",
+    "ministral3",
+    "nemotron",
+    "olmo3: YaRN",
+    "openai-gpt",
+    "phi",
+    "qwen3: windows",
+    "stablelm: biases, q and k norm",
+    "xglm",
+]
+
+
+class Ported(msgspec.Struct):
+    port: Port
+    prepared: Prepared
+    factory: str
+
+    def failure(self, workspace: Path | None = None, tp_size: int = 2) -> str:
+        root = workspace or self.port.workspace.root
+        subject = Subject(str(root), "vllm_neuron", "subject", self.factory)
+        return prove_run(subject, self.prepared, tp_size, "float32", self.port.state_dir).failure
+
+
+def make(name: str, folder: Path) -> Ported:
+    source = landscape.build_checkpoint(name, folder / "checkpoint")
+    port = Port(Workspace.create(folder / "workspace"), "subject", str(source))
+    for step in ("research", "analyze", "generate"):
+        run_step(port, step, Options(dry_run=True))
+    facts = port.read_state("facts.json", Facts, "research")
+    factory = port.read_state("plan.json", Plan, "analyze").architecture.hf_name
+    return Ported(port, prepare(facts, port.state_dir), factory)
+
+
+@pytest.fixture
+def ported(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ported]:
+    yield make(request.param, tmp_path)
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("ported", PORTED, indirect=True)
+def test_a_port_equals_its_class(ported: Ported) -> None:
+    assert ported.failure() == ""
+
+
+FAULTS = {
+    "softcap dropped": ("gemma2", r"scores = self\.softcap \* torch\.tanh\(.+\)", "pass"),
+    "window ignored": ("qwen3: windows", r"sliding_window=self\.window", "sliding_window=None"),
+    "window one too long": ("mistral", r"positions - window \+ 1", "positions - window"),
+    "a layer rotates that should not": (
+        "smollm3",
+        r"None: None, ",
+        "None: self.cos_sin(self.rotary_emb, positions, metadata), ",
+    ),
+    "residual scale dropped": ("granite: multipliers", r" \* self\.residual_scale", ""),
+    "bias added on every rank": ("gpt2", r"scaled_bias_loader\(tp_size\)", "scaled_bias_loader(1)"),
+    "norm over the rank's heads only": ("olmo2", r"        self\.tp_group\.all_reduce\(squares\)\n", ""),
+    "sinks dropped": ("granite_swa", r"sink=self\.sinks\.unsqueeze\(1\),", ""),
+    "position off by one": (
+        "gpt2",
+        r"self\.embed_positions\[positions\]",
+        "self.embed_positions[positions + 1]",
+    ),
+    "slopes of another rank": (
+        "bloom",
+        r"first = self\.tp_group\.rank_in_group \* self\.num_heads",
+        "first = 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_red(fault: str, tmp_path: Path) -> None:
+    name, pattern, replacement = FAULTS[fault]
+    subject = make(name, tmp_path)
+    model = subject.port.workspace.model_dir("subject") / "model.py"
+    text, count = re.subn(pattern, replacement, model.read_text())
+    assert count
+    model.write_text(text)
+    assert subject.failure()
+    shutil.rmtree(tmp_path)
