@@ -7,10 +7,16 @@ def command(source: Source, as_json: AsJson = False) -> None:
     """Show a checkpoint's files, dtypes and keys without reading any tensor."""
     from autoport.cli.output import note, print_json, print_table
     from autoport.research.checkpoint import read_checkpoint
+    from autoport.research.config import load_config
     from autoport.research.inspection import bytes_by_file, count_dtypes, fold_keys
+    from autoport.research.layout import describe_layout
+    from autoport.research.nested import find_text_config
     from autoport.research.source import open_source
 
-    checkpoint = read_checkpoint(open_source(source))
+    opened = open_source(source)
+    checkpoint = read_checkpoint(opened)
+    config = load_config(opened) if opened.config_name in opened.sizes else {}
+    layout = describe_layout(checkpoint, find_text_config(config)[1])
     for text in checkpoint.notes:
         note(f"note: {text}")
     keys = fold_keys(checkpoint)
@@ -23,6 +29,7 @@ def command(source: Source, as_json: AsJson = False) -> None:
                 "total_bytes": checkpoint.total_bytes,
                 "bytes_read": checkpoint.bytes_read,
                 "num_tensors": len(checkpoint.tensors),
+                "layout": layout,
                 "keys": keys,
             }
         )
@@ -31,6 +38,7 @@ def command(source: Source, as_json: AsJson = False) -> None:
         ("File", "Tensor bytes"), [(name, f"{size:,}") for name, size in bytes_by_file(checkpoint).items()]
     )
     print_table(("Dtype", "Tensors"), list(count_dtypes(checkpoint).items()))
+    print_table(("Part", "Layout", "Seen in"), [(item.part, item.verdict, item.evidence) for item in layout])
     print_table(
         ("Key", "{i}", "Shape", "Dtype"), [(row.key, row.indices, list(row.shape), row.dtype) for row in keys]
     )

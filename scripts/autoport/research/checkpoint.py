@@ -170,11 +170,24 @@ def read_header(source: Source, file: str) -> dict[str, TensorHeader]:
             raise ValueError(f"truncated: {size} bytes, and the header alone ends at {8 + length}")
         if 8 + length > len(head):
             head += source.read(file, len(head), 8 + length - len(head))
+        _check_density(head, 8 + length)
         entries = json.loads(head[8 : 8 + length].decode(), object_pairs_hook=_unique)
         return _check_entries(entries, file, 8 + length, size)
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else error
         raise refuse("CKPT-HEADER", f"{reason}", source.where(file), "download the file again") from error
+
+
+def _check_density(head: bytes, end: int) -> None:
+    """Refuse JSON that takes far more memory as objects than as text; an entry of a tensor is never that short.
+
+    Raises:
+        ValueError: More objects, lists or values than the entries of tensors can have.
+    """
+    for mark, shortest in ((b"{", 40), (b"[", 20), (b",", 6), (b":", 10)):
+        count = head.count(mark, 8, end)
+        if count * shortest > end + 4096:
+            raise ValueError(f"{count} times {mark.decode()!r} in {end - 8} bytes is no header of tensors")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

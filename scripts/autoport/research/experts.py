@@ -82,9 +82,15 @@ def _moe_layers(resolver: Resolver, count: int) -> Fact | None:
     """Which layers have experts (a list of true and false), by whichever of the many keys says so."""
     resolver.consumed.update(READ_WITH["experts"])
 
-    def of(key: str) -> Any:
-        fact = resolver.attribute(key)
-        return fact.value if fact is not None else resolver.config.get(key)
+    def of(key: str, kind: type) -> Any:
+        """The key's value; None, and a problem, for one of another kind."""
+        found = resolver.attribute(key)
+        value = found.value if found is not None else resolver.config.get(key)
+        if value is None or type(value) is kind:
+            return value
+        text = f"{key} is {describe(value)}, not {'a list' if kind is list else 'a whole number'}"
+        resolver.problem("CFG-TYPE", text, f"correct {key} in config.json")
+        return None
 
     def fact(layers: list[bool], *keys: str) -> Fact:
         given = [f"{resolver.path}{key}" for key in keys if resolver.config.get(key) is not None]
@@ -95,36 +101,37 @@ def _moe_layers(resolver: Resolver, count: int) -> Fact | None:
             layers, f"config.json: {', '.join(given)}" if given else "; ".join(dict.fromkeys(computed))
         )
 
-    kinds = of("mlp_layer_types")
-    if isinstance(kinds, list):
+    indices = range(count)
+    kinds = of("mlp_layer_types", list)
+    if kinds is not None:
         if len(kinds) != count:
-            found = f"mlp_layer_types has {len(kinds)} entries for {count} layers"
-            resolver.problem("CFG-LAYER-TYPES", found, "correct mlp_layer_types in config.json")
+            text = f"mlp_layer_types has {len(kinds)} entries for {count} layers"
+            resolver.problem("CFG-LAYER-TYPES", text, "correct mlp_layer_types in config.json")
         return fact([kind != "dense" for kind in kinds], "mlp_layer_types")
-    named = of("moe_layers")
-    if isinstance(named, list):
-        return fact([i in named for i in range(count)], "moe_layers", "interleave_moe_layer_step")
-    start, end = of("moe_layer_start_index"), of("moe_layer_end_index")
-    if type(start) is int:
-        step = of("moe_layer_interval") or 1
+    named = of("moe_layers", list)
+    if named is not None:
+        return fact([i in named for i in indices], "moe_layers", "interleave_moe_layer_step")
+    start, end = of("moe_layer_start_index", int), of("moe_layer_end_index", int)
+    if start is not None:
+        step = of("moe_layer_interval", int) or 1
         last = count - 1 if end in (None, -1) else end
-        layers = [start <= i <= last and (i + 1) % step == 0 for i in range(count)]
+        layers = [start <= i <= last and (i + 1) % step == 0 for i in indices]
         return fact(layers, "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
-    period = of("expert_layer_period")
-    if type(period) is int and period > 0:
-        layers = [i % period == (of("expert_layer_offset") or 0) for i in range(count)]
-        return fact(layers, "expert_layer_period", "expert_layer_offset")
-    step, dense = of("decoder_sparse_step"), of("mlp_only_layers")
-    if type(step) is int or isinstance(dense, list):
-        layers = [i not in (dense or []) and (i + 1) % (step or 1) == 0 for i in range(count)]
+    period = of("expert_layer_period", int)
+    if period:
+        offset = of("expert_layer_offset", int) or 0
+        return fact([i % period == offset for i in indices], "expert_layer_period", "expert_layer_offset")
+    step, dense = of("decoder_sparse_step", int), of("mlp_only_layers", list)
+    if step is not None or dense is not None:
+        layers = [i not in (dense or []) and (i + 1) % (step or 1) == 0 for i in indices]
         return fact(layers, "decoder_sparse_step", "mlp_only_layers")
-    frequency = of("moe_layer_freq")
+    frequency = resolver.config.get("moe_layer_freq")
     if isinstance(frequency, list):
         return fact([bool(item) for item in frequency], "moe_layer_freq")
-    first = of("first_k_dense_replace")
-    first = of("num_dense_layers") if first is None else first
-    if type(first) is int:
-        step = frequency if type(frequency) is int and frequency > 0 else 1
-        layers = [i >= first and i % step == 0 for i in range(count)]
+    first = of("first_k_dense_replace", int)
+    first = of("num_dense_layers", int) if first is None else first
+    if first is not None:
+        step = of("moe_layer_freq", int) or 1
+        layers = [i >= first and i % step == 0 for i in indices]
         return fact(layers, "first_k_dense_replace", "num_dense_layers", "moe_layer_freq")
     return Fact([True] * count, "derived: no key makes a layer dense")
