@@ -92,5 +92,5 @@ def config_checks(traits: Traits, windows: Sequence[int | None]) -> dict[str, An
         family.qk_norm.when if family.qk_norm else "False",
     ]
     if family.windows and not any(windows):
-        expressions.append(f"[window for window in {family.windows} if window]")
+        expressions.append(f"[w for w in {family.windows} if w]")
     return {text: traits.value(text) for text in dict.fromkeys(expressions) if names(text)}

@@ -81,7 +81,7 @@ MOE_FAMILIES = [
         o_bias="attention_bias",
         mlp_bias="False",
         qk_norm=QkNormStyle(),
-        windows="[sliding_window if use_sliding_window else None] * num_hidden_layers",
+        windows=WINDOW_EVERYWHERE,
         moe=MoeStyle(layers=SPARSE_BY_STEP, normalise="norm_topk_prob"),
     ),
     Family(
