@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.forward_context import set_forward_context
 
 from vllm_neuron import envs
 from vllm_neuron.simulator import loading
@@ -153,7 +154,8 @@ class NeuronModelRunner:
                     torch.ones(rows, self.model_config.get_vocab_size(), dtype=torch.bool)
                 )
             try:
-                self._forward.warm_up(step, self.num_blocks, mask)
+                with set_forward_context(None, self.vllm_config):
+                    self._forward.warm_up(step, self.num_blocks, mask)
             except Exception as error:
                 kind = "prefill" if step.is_prefill else "decode"
                 raise RuntimeError(f"Model warmup failed for {kind} bucket {step.bucket}: {error}") from error
@@ -234,7 +236,8 @@ class NeuronModelRunner:
         if self.samples_on_device:
             params = build_sampling_params([state for _, state in self._requests.current()])
         mask = None if vocab_mask is None else self._model_mask(vocab_mask)
-        result = self._forward(rows, self._step(output.is_prefill, bucket, context), params, mask)
+        with set_forward_context(None, self.vllm_config):
+            result = self._forward(rows, self._step(output.is_prefill, bucket, context), params, mask)
         if len(self._forward.reports) > self._num_reports:
             self._num_reports = len(self._forward.reports)
             self.record()
