@@ -16,11 +16,8 @@ from autoport.workspace import Port, Workspace
 
 # Together they have every variant of norm, block, position, projection, activation and head.
 PORTED = [
-    "arcee",
-    "bloom",
     "codegen",
     "cohere2",
-    "exaone4",
     "gemma3_text",
     "glm4",
     "gpt2",
@@ -29,10 +26,8 @@ PORTED = [
     "nemotron",
     "olmo3: YaRN",
     "openai-gpt",
-    "phi",
     "qwen3: windows",
     "stablelm: biases, q and k norm",
-    "xglm",
 ]
 
 
