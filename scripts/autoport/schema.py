@@ -469,7 +469,14 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class TpCandidate(msgspec.Struct, frozen=True):
-    """One tensor-parallel size. `relaxed` lists rules it breaks that the user chose to relax."""
+    """One tensor-parallel size. `relaxed` lists rules it breaks that the user chose to relax.
+
+    Attributes:
+        embedding_bytes_per_rank: Part of the weights that are embeddings and the head.
+        reserve_bytes: Assumed for compiled graphs, activations and collectives.
+        padded_vocab_size: The next multiple of the size.
+        padded_intermediate_size: The same for the MLP (0: all layers have experts).
+    """
 
     tp_size: int
     violations: list[Violation]
@@ -478,6 +485,10 @@ class TpCandidate(msgspec.Struct, frozen=True):
     kv_replicas: int
     weight_bytes_per_rank: int
     kv_bytes_per_rank: int
+    embedding_bytes_per_rank: int = 0
+    reserve_bytes: int = 0
+    padded_vocab_size: int = 0
+    padded_intermediate_size: int = 0
 
     @property
     def valid(self) -> bool:
@@ -491,6 +502,7 @@ class TpPlan(msgspec.Struct):
         context_length: Tokens per sequence that the KV-cache estimate is for.
         batch_size: Sequences that the KV-cache estimate is for.
         weight_limit_bytes: Weights per rank above which a size does not fit.
+        instance, lnc, cores, bytes_per_core: What the table is for.
     """
 
     candidates: list[TpCandidate]
@@ -498,6 +510,34 @@ class TpPlan(msgspec.Struct):
     context_length: int
     batch_size: int
     weight_limit_bytes: int
+    instance: str = ""
+    lnc: int = 0
+    cores: int = 0
+    bytes_per_core: int = 0
+
+
+class EpCandidate(msgspec.Struct, frozen=True):
+    """One split of the world: sub-groups of `tp_size` ranks, experts divided among `ep_degree` of them."""
+
+    tp_size: int
+    ep_degree: int
+    violations: list[Violation]
+    experts_per_group: int
+    weight_bytes_per_rank: int
+
+    @property
+    def valid(self) -> bool:
+        return not self.violations
+
+
+class EpPlan(msgspec.Struct, frozen=True):
+    """Expert parallelism over all ranks of the instance. `recommended` is a sub-group size, or None."""
+
+    world_size: int
+    num_experts: int
+    candidates: list[EpCandidate]
+    recommended: int | None
+    note: str
 
 
 # --- Plan ---

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 from autoport.analysis.architecture import describe_architecture
+from autoport.analysis.estimate import estimate_weight_bytes
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.tensor_parallel import (
     Dimensions,
     WeightBytes,
     candidate_rows,
     candidate_sizes,
-    estimate_weight_bytes,
     no_valid_tp,
     plan_tensor_parallel,
     recommendation,

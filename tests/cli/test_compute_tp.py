@@ -10,6 +10,7 @@ import typer
 from autoport.cli.compute_tp import command
 from autoport.errors import Refusal
 from checkpoints import DATA, small_config
+from published import PUBLISHED
 from typer.testing import CliRunner
 
 CONFIGS = DATA / "configs"
@@ -52,11 +53,111 @@ def test_relaxing_and_sizing():
     assert plan["candidates"][0]["relaxed"][0]["rule"] == "R2"
 
 
-@pytest.mark.parametrize("key", ["num_experts", "kv_lora_rank"])
-def test_a_layout_with_other_sizes_is_refused(tmp_path, key):
-    (tmp_path / "config.json").write_text(json.dumps(small_config(**{key: 8})))
-    with pytest.raises(Refusal, match="SCOPE-LAYOUT"):
-        run(tmp_path, catch_exceptions=False)
+@pytest.fixture
+def published(tmp_path):
+    def write(name, **changes):
+        (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name] | changes))
+        return tmp_path / "config.json"
+
+    return write
+
+
+def report(*arguments):
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def test_a_key_that_the_class_does_not_read_is_pointed_out(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(small_config(embedding_multiplier=8)))
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert "embedding_multiplier is 8" in result.stderr
+
+
+def test_experts_are_checked_at_their_own_size(published):
+    document = report(published("qwen2-57b-a14b"))
+    broken = {item["tp_size"]: item["violations"] for item in document["plan"]["candidates"]}
+    assert {"R1", "R3"} & {item["rule"] for item in broken[8]}
+    experts = document["experts"]
+    assert experts["world_size"] == 64
+    assert experts["num_experts"] == 64
+
+
+def test_60_experts_do_not_divide_among_64_groups(published):
+    config = published("qwen2-57b-a14b", num_experts=60, moe_intermediate_size=1408, num_attention_heads=32)
+    candidates = {item["ep_degree"]: item for item in report(config)["experts"]["candidates"]}
+    text = next(item["text"] for item in candidates[64]["violations"] if item["rule"] == "EP1")
+    assert "60 experts do not divide among 64 groups" in text
+    assert "1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60" in text
+
+
+def test_all_broken_rules_of_expert_parallelism_come_at_once(published):
+    config = published("qwen2-57b-a14b", num_experts=60, moe_intermediate_size=1407)
+    (row,) = [item for item in report(config)["experts"]["candidates"] if item["tp_size"] == 2]
+    assert {item["rule"] for item in row["violations"]} >= {"EP1", "EP2"}
+
+
+def test_a_model_that_no_tp_size_holds_needs_expert_parallelism(published):
+    result = run(published("deepseek-v3"))
+    assert result.exit_code == 1
+    text = " ".join(result.stdout.split())
+    assert "Expert parallelism is needed" in text
+    assert "all collectives run on the whole world" in text
+
+
+def test_latent_attention_caches_the_same_on_every_rank(published):
+    candidates = report(published("deepseek-v3"))["plan"]["candidates"]
+    assert {item["kv_bytes_per_rank"] for item in candidates} == {61 * (512 + 64) * 4096 * 2}
+
+
+def test_the_vision_tower_has_sizes_of_its_own(published):
+    vision = report(published("gemma-3-4b"))["vision"]
+    assert vision["2"] == []
+    assert vision["16"][0]["rule"] == "R2"  # 16 heads / 16
+    assert report(published("qwen3-8b"))["vision"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "memory"),
+    [
+        ([], 64, 24),
+        (["--lnc", 1], 128, 12),
+        (["--instance", "trn2.3xlarge"], 4, 24),
+        (["--instance", "trn2.3xlarge", "--lnc", 1], 8, 12),
+        (["--instance", "trn3"], 4, 36),
+    ],
+)
+def test_sizes_are_those_that_the_instance_offers(options, cores, memory):
+    plan = report(CONFIGS / "yi-6b.json", *options)["plan"]
+    assert (plan["cores"], plan["bytes_per_core"]) == (cores, memory * 10**9)
+    assert max(item["tp_size"] for item in plan["candidates"]) <= cores
+    assert plan["weight_limit_bytes"] == memory * 10**9 * 20 // 24
+
+
+def test_cache_and_reserve_count_too():
+    plan = report(CONFIGS / "yi-6b.json", "--context-length", 200_000, "--batch-size", 8)["plan"]
+    two = next(item for item in plan["candidates"] if item["tp_size"] == 2)
+    assert two["violations"][0]["rule"] == "MEM"
+    assert "KV cache" in two["violations"][0]["text"]
+
+
+@pytest.mark.parametrize("options", [["--instance", "p5.48xlarge"], ["--lnc", "3"], ["--explain", "3"]])
+def test_unknown_choices_are_refused(options):
+    with pytest.raises(Refusal, match=r"TP-(INSTANCE|LNC|EXPLAIN)"):
+        run(CONFIGS / "yi-6b.json", *options, catch_exceptions=False)
+
+
+def test_explaining_a_size_shows_what_a_rank_holds():
+    text = " ".join(run(CONFIGS / "yi-6b.json", "--explain", 8).stdout.split())
+    assert "1 KV heads, 2 ranks share each" in text
+    assert "k and v split 4 ways" in text
+    assert "reserve" in text
+
+
+def test_padding_is_spelled_out(published):
+    config = published("granite-3.1-8b")
+    candidates = {item["tp_size"]: item for item in report(config)["plan"]["candidates"]}
+    assert candidates[2]["padded_vocab_size"] == 49156
+    assert "vocabulary to 49156" in " ".join(run(config, "--explain", 2).stdout.split())
 
 
 def test_the_script_prints_the_same_from_any_folder(tmp_path):

@@ -1,46 +1,150 @@
-"""Tensor-parallel sizes of a model of which only the config is known."""
+"""Parallel sizes of a model of which only the config is known."""
 
 from collections.abc import Sequence
 
-from autoport.analysis.tensor_parallel import Dimensions, estimate_weight_bytes, plan_tensor_parallel
-from autoport.errors import refuse
+import msgspec
+
+from autoport.analysis.expert_parallel import plan_expert_parallel
+from autoport.analysis.instances import Instance, find_instance
+from autoport.analysis.tensor_parallel import Dimensions, WeightBytes, check_rules, plan_tensor_parallel
 from autoport.research.config import load_config, read_facts
 from autoport.research.source import open_source
-from autoport.schema import Facts, TpPlan
-
-# Config keys of layouts whose sizes the five rules do not see here.
-OTHER_LAYOUTS = {
-    "num_experts": "a mixture of experts",
-    "num_local_experts": "a mixture of experts",
-    "n_routed_experts": "a mixture of experts",
-    "moe_intermediate_size": "a mixture of experts",
-    "kv_lora_rank": "multi-head latent attention",
-    "multi_query": "multi-query attention",
-    "block_configs": "layers of different shapes",
-}
+from autoport.research.step import add_modeling
+from autoport.schema import EpPlan, Facts, TpPlan, Violation
 
 
-def estimate_tensor_parallel(
-    source_name: str, context_length: int, batch_size: int, relax: Sequence[str]
-) -> tuple[Facts, TpPlan]:
-    """Plan TP sizes of a dense decoder with a gated MLP, its weights estimated from the config.
+class Estimate(msgspec.Struct):
+    """What follows from a config.
+
+    Attributes:
+        parts: Bytes of the weights by part of the model, before sharding.
+        experts: Expert parallelism; None for a dense model.
+        vision: TP size -> rules that the vision tower breaks; empty without one.
+    """
+
+    facts: Facts
+    plan: TpPlan
+    parts: dict[str, WeightBytes]
+    experts: EpPlan | None = None
+    vision: dict[int, list[Violation]] = {}
+
+
+def estimate_parallelism(
+    source_name: str,
+    context_length: int,
+    batch_size: int,
+    relax: Sequence[str] = (),
+    instance: Instance | None = None,
+) -> Estimate:
+    """Plan TP sizes, and expert parallelism for a mixture of experts, weights estimated from the config.
 
     Raises:
-        Refusal: what `read_facts` refuses, and SCOPE-LAYOUT for a model that is not such a decoder.
+        Refusal: what `read_facts` and `plan_tensor_parallel` refuse.
     """
+    instance = instance or find_instance()
     source = open_source(source_name)
-    config = load_config(source)
-    for key, layout in OTHER_LAYOUTS.items():
-        if config.get(key):
-            raise refuse(
-                "SCOPE-LAYOUT",
-                f"{key} is {config[key]!r:.80}: {layout}",
-                source.config_file,
-                "sizes are computed for dense decoders only",
-            )
-    facts = read_facts(source, config)
-    dtype = facts.fields.get("dtype")
-    element_bytes = 4 if dtype and dtype.value == "float32" else 2
+    facts = read_facts(source, load_config(source))
+    add_modeling(source, facts)
     size = Dimensions.from_facts(facts)
-    weights = estimate_weight_bytes(size, element_bytes)
-    return facts, plan_tensor_parallel(size, weights, context_length, batch_size, relax)
+    parts = weight_parts(facts, size)
+    total = sum(parts.values(), WeightBytes())
+    plan = plan_tensor_parallel(size, total, context_length, batch_size, relax, instance)
+    experts = None
+    if "num_experts" in facts.fields:
+        routed = parts["experts"].split
+        dense = sum((part for name, part in parts.items() if name != "experts"), WeightBytes())
+        count = facts.fields["num_experts"].value
+        experts = plan_expert_parallel(size, count, dense, routed, instance)
+    return Estimate(facts, plan, parts, experts, vision_rules(facts, plan))
+
+
+def estimate_weight_bytes(size: Dimensions, element_bytes: int) -> WeightBytes:
+    """Weights of a dense decoder with a gated MLP, from its sizes alone (biases left out)."""
+    mlp = 3 * size.hidden_size * size.intermediate_size * size.num_layers
+    attention = _attention(size, element_bytes)
+    return attention + WeightBytes(split=element_bytes * mlp) + _outer(size, element_bytes)
+
+
+def weight_parts(facts: Facts, size: Dimensions) -> dict[str, WeightBytes]:
+    """Bytes of the weights by part, from the config (biases left out)."""
+    value = {name: fact.value for name, fact in facts.fields.items()}
+    element = 4 if value.get("dtype") == "float32" else 2
+    matrices = 2 if _is_plain(facts) else 3
+    sparse = sum(value.get("layer_moe", [])) if "num_experts" in value else 0
+    hidden, dense_layers = size.hidden_size, size.num_layers - sparse
+    parts = {
+        "embeddings and head": WeightBytes(
+            split=2 * element * size.vocab_size * hidden, embeddings=2 * element * size.vocab_size * hidden
+        ),
+        "attention": _latent(value, size, element) if size.latent_kv else _attention(size, element),
+        "norms": WeightBytes(copied=element * hidden * (2 * size.num_layers + 1)),
+    }
+    if dense_layers:
+        parts["MLP"] = WeightBytes(
+            split=element * dense_layers * matrices * hidden * value["intermediate_size"]
+        )
+    if sparse:
+        inner, count = value["moe_intermediate_size"], value["num_experts"]
+        parts["experts"] = WeightBytes(split=element * sparse * 3 * hidden * inner * count)
+        parts["routers"] = WeightBytes(copied=4 * sparse * hidden * count)
+        shared = size.expert_sizes.get("the shared experts' intermediate size", 0)
+        if shared:
+            parts["shared experts"] = WeightBytes(split=element * sparse * 3 * hidden * shared)
+    return parts
+
+
+def _is_plain(facts: Facts) -> bool:
+    """Whether the modeling file's MLP has no gate."""
+    gated = [item.value["gated"] for item in facts.modeling.findings if item.topic == "activation"]
+    return bool(gated) and not any(gated)
+
+
+def _attention(size: Dimensions, element: int) -> WeightBytes:
+    q_rows, kv_rows = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
+    return WeightBytes(
+        split=element * size.num_layers * 2 * size.hidden_size * q_rows,
+        kv_heads=element * size.num_layers * 2 * size.hidden_size * kv_rows,
+    )
+
+
+def _latent(value: dict[str, int], size: Dimensions, element: int) -> WeightBytes:
+    """Low-rank projections are whole on every rank, the projections to and from the heads are split."""
+    hidden, heads, rank, rope = (
+        size.hidden_size,
+        size.num_heads,
+        value["kv_lora_rank"],
+        value["qk_rope_head_dim"],
+    )
+    query, width = value.get("q_lora_rank", 0), value["qk_head_dim"]
+    copied = hidden * (rank + rope) + hidden * query
+    split = heads * width * (query or hidden)
+    split += (
+        rank * heads * (value["qk_nope_head_dim"] + value["v_head_dim"])
+        + heads * value["v_head_dim"] * hidden
+    )
+    return WeightBytes(split=element * size.num_layers * split, copied=element * size.num_layers * copied)
+
+
+def _outer(size: Dimensions, element: int) -> WeightBytes:
+    vocabulary = 2 * element * size.vocab_size * size.hidden_size
+    return WeightBytes(
+        split=vocabulary, embeddings=vocabulary, copied=element * size.hidden_size * (2 * size.num_layers + 1)
+    )
+
+
+def vision_rules(facts: Facts, plan: TpPlan) -> dict[int, list[Violation]]:
+    """The rules on heads and MLP size for the vision tower, by TP size."""
+    heads = facts.fields.get("vision_num_heads")
+    inner = facts.fields.get("vision_intermediate_size")
+    if heads is None:
+        return {}
+    size = Dimensions(
+        num_layers=1,
+        hidden_size=1,
+        num_heads=heads.value,
+        num_kv_heads=heads.value,
+        head_dim=1,
+        intermediate_size=inner.value if inner else 0,
+        vocab_size=0,
+    )
+    return {item.tp_size: check_rules(size, item.tp_size) for item in plan.candidates}

@@ -5,13 +5,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from autoport.analysis.instances import RESERVE_BYTES, Instance, find_instance
 from autoport.analysis.moe import has_dense_layers
 from autoport.errors import refuse
 from autoport.schema import Architecture, Facts, TpCandidate, TpPlan, Violation, WeightMap
 
-STANDARD_SIZES = (1, 2, 4, 8, 16, 32, 64)
-LARGEST_SIZE = 64  # logical NeuronCores of a trn2.48xlarge at LNC=2
-WEIGHT_LIMIT_BYTES = 20_000_000_000  # above about 20 GB of weights a rank, the guide says to raise the size
 KV_BYTES_PER_ELEMENT = 2  # the cache is bfloat16
 
 RELAXABLE = {"even-heads": "R2"}
@@ -26,6 +24,8 @@ class Dimensions(msgspec.Struct, frozen=True):
     Attributes:
         intermediate_size: Of the MLP; 0 when all layers have experts.
         expert_sizes: Intermediate sizes of an expert and of the shared experts, by what they are called.
+        latent_kv: Values per token and layer in the cache of multi-head latent attention, which every rank holds
+            whole; 0 for other attention.
     """
 
     num_layers: int
@@ -36,18 +36,31 @@ class Dimensions(msgspec.Struct, frozen=True):
     intermediate_size: int
     vocab_size: int
     expert_sizes: dict[str, int] = {}
+    latent_kv: int = 0
 
     @classmethod
     def from_facts(cls, facts: Facts) -> "Dimensions":
         value = {name: fact.value for name, fact in facts.fields.items()}
+        sizes = {}
+        if "num_experts" in value:
+            sizes["an expert's intermediate size"] = value["moe_intermediate_size"]
+        shared = value.get("shared_intermediate_size") or value.get("num_shared_experts", 0) * value.get(
+            "moe_intermediate_size", 0
+        )
+        if shared:
+            sizes["the shared experts' intermediate size"] = shared
+        all_sparse = "num_experts" in value and all(value.get("layer_moe", []))
+        latent = value["kv_lora_rank"] + value["qk_rope_head_dim"] if "kv_lora_rank" in value else 0
         return cls(
             num_layers=value["num_layers"],
             hidden_size=value["hidden_size"],
             num_heads=value["num_heads"],
             num_kv_heads=value["num_kv_heads"],
             head_dim=value["head_dim"],
-            intermediate_size=value["intermediate_size"],
+            intermediate_size=0 if all_sparse else value["intermediate_size"],
             vocab_size=value["vocab_size"],
+            expert_sizes=sizes,
+            latent_kv=latent,
         )
 
     @classmethod
@@ -76,11 +89,23 @@ def expert_sizes(architecture: Architecture) -> dict[str, int]:
 
 
 class WeightBytes(msgspec.Struct, frozen=True):
-    """Bytes of weights in the port's dtype, before sharding, by how they are sharded."""
+    """Bytes of weights in the port's dtype, before sharding, by how they are sharded.
+
+    `embeddings` are the part of `split` that are embeddings and the head.
+    """
 
     split: int = 0
     kv_heads: int = 0
     copied: int = 0
+    embeddings: int = 0
+
+    def __add__(self, other: "WeightBytes") -> "WeightBytes":
+        return WeightBytes(
+            *(
+                a + b
+                for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+            )
+        )
 
     def per_rank(self, tp_size: int, num_kv_heads: int) -> int:
         """Bytes on one rank: a KV head is never split, so ranks beyond the KV heads hold copies."""
@@ -95,7 +120,7 @@ def weight_bytes(weights: WeightMap, architecture: Architecture, element_bytes: 
         weights: A map whose shapes were checked against the headers.
         element_bytes: Bytes per element of the port's dtype, whatever the checkpoint's is.
     """
-    totals = {"split": 0, "kv_heads": 0, "copied": 0}
+    totals = {"split": 0, "kv_heads": 0, "copied": 0, "embeddings": 0}
     has_experts = architecture.layers.moe
     layers = {
         "all": architecture.num_layers,
@@ -112,18 +137,9 @@ def weight_bytes(weights: WeightMap, architecture: Architecture, element_bytes: 
             else:
                 kind = "split"
             totals[kind] += copies * math.prod(shape) * element_bytes
+            if entry.transform == "vocab":
+                totals["embeddings"] += math.prod(shape) * element_bytes
     return WeightBytes(**totals)
-
-
-def estimate_weight_bytes(size: Dimensions, element_bytes: int) -> WeightBytes:
-    """Weights of a dense decoder with a gated MLP, from its sizes alone (biases left out)."""
-    q_rows, kv_rows = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
-    split = 2 * size.hidden_size * q_rows + 3 * size.hidden_size * size.intermediate_size
-    return WeightBytes(
-        split=element_bytes * (size.num_layers * split + 2 * size.vocab_size * size.hidden_size),
-        kv_heads=element_bytes * size.num_layers * 2 * size.hidden_size * kv_rows,
-        copied=element_bytes * size.hidden_size * (2 * size.num_layers + 1),
-    )
 
 
 def check_rules(size: Dimensions, tp: int) -> list[Violation]:
@@ -152,10 +168,11 @@ def check_rules(size: Dimensions, tp: int) -> list[Violation]:
     return broken
 
 
-def candidate_sizes(num_heads: int) -> list[int]:
-    """Powers of two and divisors of the head count, up to the cores of an instance."""
-    divisors = (size for size in range(1, LARGEST_SIZE + 1) if num_heads % size == 0)
-    return sorted({*STANDARD_SIZES, *divisors})
+def candidate_sizes(num_heads: int, cores: int = 64) -> list[int]:
+    """Powers of two and divisors of the head count, up to the logical cores of an instance."""
+    divisors = (size for size in range(1, cores + 1) if num_heads % size == 0)
+    powers = (2**exponent for exponent in range(cores.bit_length()) if 2**exponent <= cores)
+    return sorted({*powers, *divisors})
 
 
 def plan_tensor_parallel(
@@ -164,27 +181,30 @@ def plan_tensor_parallel(
     context_length: int,
     batch_size: int,
     relax: Sequence[str] = (),
+    instance: Instance | None = None,
 ) -> TpPlan:
     """Check every candidate size and recommend the smallest valid one of two or more (else 1).
 
-    The KV cache of a rank is ``layers * 2 * KV heads per rank * head_dim * tokens * 2 bytes``.
+    The KV cache of a rank is ``layers * 2 * KV heads per rank * head_dim * tokens * 2 bytes``; of latent attention
+    ``layers * (kv_lora_rank + qk_rope_head_dim) * tokens * 2 bytes`` on every rank. A size fits when the weights stay
+    below the instance's limit, and weights, cache and reserve together below the memory of a logical core.
 
     Raises:
         Refusal: TP-RELAX for a rule that cannot be relaxed.
     """
+    instance = instance or find_instance()
     relaxed_rules = _relaxed_rules(relax)
     tokens = context_length * batch_size
     bytes_per_kv_head = size.num_layers * 2 * size.head_dim * tokens * KV_BYTES_PER_ELEMENT
     candidates = []
-    for tp in candidate_sizes(size.num_heads):
+    latent_bytes = size.num_layers * size.latent_kv * tokens * KV_BYTES_PER_ELEMENT
+    for tp in candidate_sizes(size.num_heads, instance.cores):
         broken = check_rules(size, tp)
         kv_heads = max(1, size.num_kv_heads // tp)
         bytes_per_rank = weights.per_rank(tp, size.num_kv_heads)
         violations = [violation for violation in broken if violation.rule not in relaxed_rules]
-        if bytes_per_rank > WEIGHT_LIMIT_BYTES:
-            limit = f"{WEIGHT_LIMIT_BYTES / 1e9:.0f} GB"
-            text = f"{bytes_per_rank / 1e9:.1f} GB of weights per rank, the limit is {limit}"
-            violations.append(Violation("MEM", text))
+        kv_bytes = latent_bytes or kv_heads * bytes_per_kv_head
+        violations += _memory(bytes_per_rank, kv_bytes, instance)
         candidates.append(
             TpCandidate(
                 tp_size=tp,
@@ -197,7 +217,11 @@ def plan_tensor_parallel(
                 kv_heads_per_rank=kv_heads,
                 kv_replicas=max(1, tp // size.num_kv_heads),
                 weight_bytes_per_rank=bytes_per_rank,
-                kv_bytes_per_rank=kv_heads * bytes_per_kv_head,
+                kv_bytes_per_rank=kv_bytes,
+                embedding_bytes_per_rank=-(-weights.embeddings // tp),
+                reserve_bytes=RESERVE_BYTES,
+                padded_vocab_size=-(-size.vocab_size // tp) * tp,
+                padded_intermediate_size=-(-size.intermediate_size // tp) * tp,
             )
         )
     valid = [candidate.tp_size for candidate in candidates if candidate.valid]
@@ -206,8 +230,29 @@ def plan_tensor_parallel(
         recommended=min((tp for tp in valid if tp >= 2), default=1 if 1 in valid else None),
         context_length=context_length,
         batch_size=batch_size,
-        weight_limit_bytes=WEIGHT_LIMIT_BYTES,
+        weight_limit_bytes=instance.weight_limit_bytes,
+        instance=instance.name,
+        lnc=instance.lnc,
+        cores=instance.cores,
+        bytes_per_core=instance.bytes_per_core,
     )
+
+
+def _memory(weights: int, cache: int, instance: Instance) -> list[Violation]:
+    """MEM: the weights alone, then everything that a logical core has to hold."""
+    limit = instance.weight_limit_bytes
+    if weights > limit:
+        return [
+            Violation("MEM", f"{weights / 1e9:.1f} GB of weights per rank, the limit is {limit / 1e9:.0f} GB")
+        ]
+    total = weights + cache + RESERVE_BYTES
+    if total > instance.bytes_per_core:
+        text = (
+            f"{weights / 1e9:.1f} GB of weights, {cache / 1e9:.1f} GB of KV cache and {RESERVE_BYTES / 1e9:.0f} GB "
+            f"reserve are {total / 1e9:.1f} GB; a logical core has {instance.bytes_per_core / 1e9:.0f} GB"
+        )
+        return [Violation("MEM", text)]
+    return []
 
 
 def _relaxed_rules(relax: Iterable[str]) -> set[str]:
@@ -257,7 +302,7 @@ def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
         if all(violation.rule == "MEM" for violation in candidate.violations):
             kv = str(candidate.kv_heads_per_rank)
             if candidate.kv_replicas > 1:
-                kv += f" (replicated x{candidate.kv_replicas})"
+                kv += f" (replicated x{candidate.kv_replicas}: {candidate.kv_replicas} ranks share a head)"
             sizes = [candidate.weight_bytes_per_rank, candidate.kv_bytes_per_rank]
             numbers = [kv, *(f"{size / 1e9:.2f} GB" for size in sizes)]
         else:

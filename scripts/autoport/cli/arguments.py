@@ -28,6 +28,11 @@ ContextLength = Annotated[
     int, typer.Option("--context-length", min=1, help="Tokens per sequence for the KV cache.")
 ]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sequences for the KV cache.")]
+InstanceName = Annotated[
+    str,
+    typer.Option("--instance", metavar="TYPE", help="Instance type: trn2.48xlarge, trn2.3xlarge or trn3."),
+]
+Lnc = Annotated[int, typer.Option("--lnc", help="Physical cores per logical core: 1 or 2.")]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let transformers import code from the checkpoint.")
 ]

@@ -17,6 +17,8 @@ from autoport.research.source import Source, open_source
 from autoport.research.tied_head import compare_head
 from autoport.schema import Checkpoint, Facts
 
+FACTOR = re.compile(r"_(multiplier|scale|scaling|factor|scalar|softcapping)$")
+
 
 def research(source_name: str) -> tuple[Facts, Checkpoint]:
     """Read what a model's config and headers say.
@@ -60,7 +62,9 @@ def add_modeling(source: Source, facts: Facts) -> None:
         return
     mentioned = class_source(facts.model_type.value)
     for key in list(facts.unconsumed):
-        name = key.rpartition(".")[2]
+        name, value = key.rpartition(".")[2], facts.unconsumed[key]
+        if FACTOR.search(name) and isinstance(value, (int, float)) and value not in (0, 1):
+            continue  # a factor that the class ignores may still belong to the model
         if name not in facts.modeling.reads and not re.search(rf"\b{re.escape(name)}\b", mentioned):
             facts.inert.append(key)
             del facts.unconsumed[key]

@@ -1,0 +1,60 @@
+"""Expert parallelism: a sub-group for attention and dense layers, all ranks for the experts.
+
+The world is split into ``ep_degree = world / tp`` sub-groups of `tp` ranks. Attention and dense layers are sharded
+over a sub-group (and held once per sub-group); the experts are divided among the sub-groups. Every collective runs
+on the whole world: the device cannot handle two sizes of collective group in one graph.
+"""
+
+from autoport.analysis.instances import Instance
+from autoport.analysis.tensor_parallel import Dimensions, WeightBytes, check_rules
+from autoport.schema import EpCandidate, EpPlan, Violation
+
+UNIFIED_GROUP = (
+    "all collectives run on the whole world; weights of o_proj and dense down_proj are divided by ep_degree"
+)
+
+
+def plan_expert_parallel(
+    size: Dimensions, num_experts: int, dense: WeightBytes, expert_bytes: int, instance: Instance
+) -> EpPlan:
+    """Evaluate every sub-group size that is a power of two.
+
+    Args:
+        dense: Bytes of everything but the routed experts.
+        expert_bytes: Bytes of all routed experts of all layers.
+    """
+    world = instance.cores
+    candidates = []
+    tp = 1
+    while tp <= world:
+        degree = world // tp
+        broken = [item for item in check_rules(size, tp) if not item.text.startswith("an expert")]
+        broken += _expert_rules(size, num_experts, tp, degree)
+        bytes_per_rank = dense.per_rank(tp, size.num_kv_heads) + -(-expert_bytes // world)
+        if bytes_per_rank > instance.weight_limit_bytes:
+            limit = instance.weight_limit_bytes / 1e9
+            broken.append(
+                Violation("MEM", f"{bytes_per_rank / 1e9:.1f} GB of weights per rank, limit {limit:.0f} GB")
+            )
+        candidates.append(EpCandidate(tp, degree, broken, -(-num_experts // degree), bytes_per_rank))
+        tp *= 2
+    valid = [item for item in candidates if item.valid and item.ep_degree > 1]
+    return EpPlan(
+        world_size=world,
+        num_experts=num_experts,
+        candidates=candidates,
+        recommended=min((item.tp_size for item in valid if item.tp_size >= 2), default=None),
+        note=UNIFIED_GROUP,
+    )
+
+
+def _expert_rules(size: Dimensions, num_experts: int, tp: int, degree: int) -> list[Violation]:
+    broken = []
+    if num_experts % degree:
+        divisors = ", ".join(str(n) for n in range(1, num_experts + 1) if num_experts % n == 0)
+        text = f"{num_experts} experts do not divide among {degree} groups (ep_degree can be {divisors})"
+        broken.append(Violation("EP1", text))
+    inner = size.expert_sizes.get("an expert's intermediate size", 0)
+    if inner % tp:
+        broken.append(Violation("EP2", f"an expert's intermediate size {inner} is not a multiple of {tp}"))
+    return broken
