@@ -77,7 +77,7 @@ LLAMA_READINGS = {
     "norm_eps": "rms_norm_eps",
     "activation": "hidden_act",
     "num_key_value_heads": "num_key_value_heads",
-    "rope_parameters": "rope_parameters"
+    "rope_parameters": "rope_parameters",
 }
 
 YI = Architecture(
