@@ -99,6 +99,10 @@ def pitfalls(architecture: Architecture, facts: Facts, tp: TpPlan) -> list[Pitfa
     if rope is not None:
         text = f"rope_theta is {rope.theta:g}; a fallback of 10000 passes a smoke test"
         found.insert(1, Pitfall("PIT-ROPE-THETA", text))
+    if architecture.attention.composed:
+        reasons = "; ".join(architecture.attention.composed)
+        text = f"attention is composed of smaller operators, which is slower than the fused ones: {reasons}"
+        found.append(Pitfall("PERF-COMPOSED", text))
     if architecture.attention.qkv_bias:
         found.append(Pitfall("PIT-BIAS-2D", "the decode kernel takes biases of shape [1, size], not [size]"))
     if rope is not None and rope.kind == "llama3":
