@@ -155,9 +155,9 @@ def test_a_tied_head_that_differs_is_refused(tmp_path):
     ("changes", "rule", "value"),
     [
         (
-            {"architectures": ["GraniteForCausalLM"], "model_type": "granite"},
+            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
             "SCOPE-ARCH",
-            "GraniteForCausalLM",
+            "MambaForCausalLM",
         ),
         ({"model_type": "mistral", "sliding_window": None}, "SCOPE-ARCH", "'mistral'"),
         ({"hidden_act": "tanh"}, "SCOPE-ACTIVATION", "'tanh'"),

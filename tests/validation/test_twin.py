@@ -152,8 +152,9 @@ def test_token_ids_move_into_the_vocabulary_and_stay_distinct():
 
 
 def test_every_kind_of_layer_is_kept_and_the_window_is_short():
-    pattern = ["sliding_attention", "sliding_attention", "full_attention"] * 10 + ["full_attention"] * 2
-    twin = shrunk(real_config("yi-6b") | {"layer_types": pattern, "sliding_window": 4096})
+    pattern = ["sliding_attention", "sliding_attention", "full_attention"] * 9 + ["full_attention"]
+    window = {"use_sliding_window": True, "sliding_window": 4096, "layer_types": pattern}
+    twin = shrunk(real_config("qwen2-7b") | window)
     assert twin["layer_types"] == pattern[:3]
     assert twin["num_hidden_layers"] == 3
     assert twin["sliding_window"] < scenario.LONG.prompt_length
