@@ -118,6 +118,7 @@ def serve_test(
             max_model_len=length,
             prefix_caching=caching,
             host_sampling=host_sampling,
+            eager=backend.is_simulated,
         )
         log = port.state_dir / FOLDER / f"server-{'cached' if caching else 'plain'}.log"
         run, found = _run(settings, backend, run_folder(port, backend), log, tie)

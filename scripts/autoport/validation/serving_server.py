@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
         name: ``--served-model-name``; no other server has it, so an answer is known to be this one's.
         prefix_caching: With it prompts are prefilled in segments of `SEGMENT` tokens.
         host_sampling: Sample on the host, with all of OpenAI's parameters, and not on the device.
+        eager: Without compiling, which the device cannot do; run.py compiles, so Step 8 has shown that it works.
     """
 
     checkpoint: Chosen
@@ -42,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True):
     max_model_len: int
     prefix_caching: bool
     host_sampling: bool
+    eager: bool
 
     @property
     def base_url(self) -> str:
@@ -56,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True):
         arguments += ["--max-model-len", str(self.max_model_len), "--max-num-seqs", str(MAX_NUM_SEQS)]
         arguments += ["--max-num-batched-tokens", str(batched)]
         arguments += ["--enable-prefix-caching" if self.prefix_caching else "--no-enable-prefix-caching"]
+        if self.eager:
+            arguments.append("--enforce-eager")
         if self.checkpoint.is_random:
             # vLLM would take bfloat16 for a float32 checkpoint.
             arguments += ["--dtype", self.checkpoint.dtype]
