@@ -96,6 +96,7 @@ def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture
     norm = layer_norm_of(family, keys, topology, value["norm_eps"])
     windows = traits.per_layer(family.windows)
     labels = traits.per_layer(family.rope_labels)
+    ropes = rope_by_label(traits, labels)
     return Architecture(
         hf_name=traits.facts.architecture.value,
         model_type=traits.facts.model_type.value,
@@ -106,7 +107,7 @@ def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture
         dtype=dtype,
         norm=norm,
         rope=describe_rope(traits),
-        ropes=rope_by_label(traits, labels),
+        ropes=ropes,
         attention=describe_attention(traits, keys, norm, windows),
         mlp=Mlp(
             kind=family.mlp,
@@ -129,7 +130,9 @@ def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture
         ),
         moe=describe_moe(traits, norm, topology),
         layers=Layers(
-            windows=windows if any(windows) else [], ropes=_differing(labels), moe=moe_layers(traits)
+            windows=windows if any(windows) else [],
+            ropes=labels if ropes else _differing(labels),
+            moe=moe_layers(traits),
         ),
         storage=Storage(
             qkv=traits.value(family.qkv_layout),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from autoport.analysis.positions import describe_rope
+from autoport.analysis.positions import describe_rope, rope_by_label
 from autoport.analysis.traits import Traits
 from autoport.expressions import names
 from autoport.research.readings import reading
@@ -56,7 +56,7 @@ def config_readings(
         readings["qk_norm_eps"] = family.qk_norm.eps
     if any(windows):
         readings["layer_windows"] = family.windows
-    if len(set(labels)) > 1:
+    if len(set(labels)) > 1 or rope_by_label(traits, labels):
         readings["layer_ropes"] = family.rope_labels
     if family.positions == "learned":
         readings["max_position_embeddings"] = traits.attribute("max_position_embeddings")
