@@ -84,8 +84,8 @@ STEPS: dict[str, Step] = {
         "2",
         "Analyse, plan TP and weights",
         "autoport.analysis.step",
-        ("facts.json", "checkpoint.json"),
-        ("relax", "context_length", "batch_size", "review", "confirm"),
+        ("facts.json", "checkpoint.json", "overrides.json"),
+        ("relax", "context_length", "batch_size"),
     ),
     "generate": Step("3-4", "Generate the model", "autoport.codegen.generate", ("plan.json",)),
     "register": Step(
@@ -159,6 +159,11 @@ def run_port(port: Port, options: Options, on_start: Callable[[str, Step], None]
         yield result
         if result.status != "done":
             return
+
+
+def next_step(port: Port, options: Options) -> str:
+    """The first step that a run would do, e.g. ``generate``; empty when everything is up to date."""
+    return next((name for name in STEPS if not is_current(port, name, options)), "")
 
 
 def is_current(port: Port, name: str, options: Options) -> bool:

@@ -558,6 +558,22 @@ class Pitfall(msgspec.Struct, frozen=True):
     text: str
 
 
+class Override(msgspec.Struct, frozen=True):
+    """A decision that a person took in place of the program's.
+
+    Attributes:
+        field: ``section.field``.
+        who: Who decided, and how it was said.
+        previous: The value that it replaced.
+    """
+
+    field: str
+    value: Any
+    who: str
+    when: str
+    previous: Any = None
+
+
 class Plan(msgspec.Struct):
     """Step 2: everything that code generation needs."""
 
@@ -570,6 +586,7 @@ class Plan(msgspec.Struct):
     tp: TpPlan
     sections: list[Section]
     pitfalls: list[Pitfall]
+    overrides: list[Override] = []
 
 
 # --- Proof ---

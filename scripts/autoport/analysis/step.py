@@ -1,10 +1,15 @@
 """Step 2: plan the port; writes plan.json."""
 
+from collections.abc import Sequence
+
+from autoport.analysis import decisions
 from autoport.analysis.architecture import describe_architecture, element_bytes
+from autoport.analysis.comparison import compare
 from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.families import FAMILIES
 from autoport.analysis.keys import CheckpointKeys
-from autoport.analysis.reference import choose_reference, compare, pitfalls
+from autoport.analysis.pitfalls import pitfalls
+from autoport.analysis.reference import choose_reference, load_table
 from autoport.analysis.source_check import source_problems, unconsumed_keys
 from autoport.analysis.tensor_parallel import (
     Dimensions,
@@ -14,23 +19,29 @@ from autoport.analysis.tensor_parallel import (
     weight_bytes,
 )
 from autoport.analysis.weight_map import build_weight_map
-from autoport.errors import Refusal
+from autoport.errors import Refusal, refuse
 from autoport.port import Options, Outcome, Port
-from autoport.schema import Checkpoint, Facts, Plan
+from autoport.schema import Checkpoint, Facts, Override, Plan, TpPlan
 from autoport.workspace import class_prefix
 
 
-def make_plan(name: str, facts: Facts, checkpoint: Checkpoint, options: Options) -> Plan:
+def make_plan(
+    name: str, facts: Facts, checkpoint: Checkpoint, options: Options, overrides: Sequence[Override] = ()
+) -> Plan:
     """Plan a port from what research found.
+
+    Args:
+        overrides: Decisions that a person took.
 
     Raises:
         Refusal: for everything that is out of scope, and for every key that the weight map does not cover.
     """
-    architecture = describe_architecture(facts, checkpoint)
-    family = FAMILIES[architecture.hf_name]
-    conflicts = source_problems(facts, family, architecture)
+    described = describe_architecture(facts, checkpoint)
+    family = FAMILIES[described.hf_name]
+    conflicts = source_problems(facts, family, described)
     if conflicts:
         raise Refusal(*conflicts)
+    architecture, applied = decisions.apply(described, overrides)
     weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors, family.keys), family.moe)
     coverage = check_coverage(weights, architecture.num_layers, checkpoint, architecture.layers.moe)
     if not coverage.complete:
@@ -42,7 +53,13 @@ def make_plan(name: str, facts: Facts, checkpoint: Checkpoint, options: Options)
         options.batch_size,
         options.relax,
     )
-    reference = choose_reference(architecture)
+    size = decisions.chosen(applied, decisions.TP_SIZE)
+    if size is not None:
+        tp.recommended = _chosen_size(size, tp)
+    reference = choose_reference(architecture, tp)
+    wanted = decisions.chosen(applied, decisions.REFERENCE)
+    if wanted is not None:
+        reference = _chosen_reference(wanted)
     return Plan(
         name=name,
         class_prefix=class_prefix(name),
@@ -53,26 +70,62 @@ def make_plan(name: str, facts: Facts, checkpoint: Checkpoint, options: Options)
         tp=tp,
         sections=compare(architecture, facts, weights, reference),
         pitfalls=pitfalls(architecture, facts, tp),
+        overrides=applied,
+    )
+
+
+def _chosen_size(size: object, tp: TpPlan) -> int:
+    valid = [item.tp_size for item in tp.candidates if item.valid]
+    if size in valid:
+        return valid[valid.index(size)] if isinstance(size, int) else valid[0]
+    raise refuse("DEC-VALUE", f"TP {size!r} is not valid", decisions.TP_SIZE, f"choose one of {valid}")
+
+
+def _chosen_reference(name: object) -> str:
+    known = list(load_table()["models"])
+    if name in known:
+        return str(name)
+    raise refuse(
+        "DEC-VALUE", f"no reference model {name!r}", decisions.REFERENCE, f"choose one of {', '.join(known)}"
     )
 
 
 def run(port: Port, options: Options) -> Outcome:
     facts = port.read_state("facts.json", Facts, "research")
     checkpoint = port.read_state("checkpoint.json", Checkpoint, "research")
-    plan = make_plan(port.name, facts, checkpoint, options)
+    plan = make_plan(port.name, facts, checkpoint, options, decisions.load(port))
     port.write_state("plan.json", plan)
+    unconsumed = unconsumed_keys(facts, FAMILIES[plan.architecture.hf_name])
+    gates = {"unconsumed": unconsumed} if unconsumed else {}
+    if facts.remote_code:
+        gates["remote_code"] = facts.remote_code
+    digest = decisions.write_decisions(port, plan, gates)
     summary = f"reference {plan.reference_model}, {recommendation(plan.tp)}"
+    if plan.overrides:
+        summary += f"; overridden: {', '.join(item.field for item in plan.overrides)}"
     data = {
         "reference_model": plan.reference_model,
         "sections": plan.sections,
         "tensor_parallel": plan.tp,
         "pitfalls": plan.pitfalls,
-        "unconsumed": unconsumed_keys(facts, FAMILIES[plan.architecture.hf_name]),
+        "overrides": plan.overrides,
+        "unconsumed": unconsumed,
+        "inert": facts.inert,
         "remote_code": facts.remote_code,
         "warnings": facts.warnings,
     }
     if plan.tp.recommended is None:
         return Outcome("red", no_valid_tp(plan.tp), data=data)
-    if options.review and not options.confirm:
-        return Outcome("waiting", f"{summary}; waiting for review", data=data)
+    if options.confirm:
+        decisions.confirm(port, digest)
+    elif (options.review or gates) and not decisions.is_confirmed(port, digest):
+        because = "; ".join(_gate_text(name, value) for name, value in gates.items())
+        text = f"{summary}; waiting for review" + (f" of {because}" if because else "")
+        return Outcome("waiting", f"{text} ({port.state_dir / decisions.DECISIONS})", data=data)
     return Outcome("done", summary, data=data)
+
+
+def _gate_text(name: str, value: dict[str, object]) -> str:
+    if name == "remote_code":
+        return "the checkpoint's own code (auto_map), which was not run"
+    return "config keys that nothing took: " + ", ".join(f"{key} {item!r:.40}" for key, item in value.items())

@@ -1,7 +1,8 @@
 """`autoport port`: all steps."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,24 +12,39 @@ from autoport.cli.arguments import (
     ContextLength,
     Force,
     Name,
+    Probe,
     Relax,
     ReplaceRow,
-    Source,
     TpSizes,
     TrustRemoteCode,
     WorkspacePath,
 )
+from autoport.errors import Refusal
+
+if TYPE_CHECKING:
+    from autoport.port import Options, StepResult
+    from autoport.schema import Override, Section
+    from autoport.workspace import Port
 
 
 def command(
     name: Name,
-    source: Source,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="[SOURCE]", help="Checkpoint folder or hub id; not needed to go on with a port."
+        ),
+    ] = "",
     workspace: WorkspacePath = Path(),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="No Trainium: prove the port on the CPU.")
     ] = False,
     review: Annotated[bool, typer.Option("--review", help="Pause after the analysis (exit code 3).")] = False,
-    confirm: Annotated[bool, typer.Option("--confirm", help="Go on after a --review pause.")] = False,
+    confirm: Annotated[bool, typer.Option("--confirm", help="Go on after a pause for review.")] = False,
+    overrides: Annotated[
+        list[str],
+        typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a decision of the analysis."),
+    ] = [],
     relax: Relax = [],
     context_length: ContextLength = 4096,
     batch_size: BatchSize = 1,
@@ -36,11 +52,17 @@ def command(
     force: Force = False,
     replace_row: ReplaceRow = False,
     trust_remote_code: TrustRemoteCode = False,
+    probe: Probe = False,
     as_json: AsJson = False,
 ) -> None:
     """Port a model: research, plan, generate, register, document, review, prove."""
-    from autoport.cli.output import EXIT_CODES, note, print_json, report_steps, working
-    from autoport.port import STEPS, Options, StepResult, require_device, run_port
+    import sys
+
+    import msgspec
+
+    from autoport.analysis import decisions
+    from autoport.cli.output import EXIT_CODES, note, print_json, report_steps
+    from autoport.port import STEPS, Options, StepResult, next_step, require_device
     from autoport.workspace import Port, Workspace
 
     options = Options(
@@ -51,6 +73,7 @@ def command(
         force=force,
         replace_row=replace_row,
         trust_remote_code=trust_remote_code,
+        probe=probe,
         context_length=context_length,
         batch_size=batch_size,
         tp_sizes=tp,
@@ -58,15 +81,53 @@ def command(
     require_device(options)
     port = Port(Workspace.find(workspace), name, source)
     results: list[StepResult] = []
-    with port.workspace.lock(f"port-{name}"), working(f"Porting {name} from {source} ..."):
-        for result in run_port(port, options, lambda _, step: note(f"step {step.number}: {step.title}")):
-            results.append(result)
+    with port.workspace.lock(f"port-{name}"):
+        decisions.record(port, decisions.parse_overrides(overrides, f"{decisions.user()} with --set"))
+        if confirm:
+            decisions.record_file(port)
+        first = next_step(port, options)
+        if first != "research":
+            note(f"{name} exists; going on at {STEPS[first].title}" if first else f"{name} is up to date")
+        results = _run(port, options)
+        if results[-1].status == "waiting" and review and sys.stdin.isatty() and not as_json:
+            decisions.record(port, _ask(results[-1].data["sections"]))
+            if typer.confirm("Go on?"):
+                results = [*results[:-1], *_run(port, msgspec.structs.replace(options, confirm=True))]
     if as_json:
-        print_json({"name": name, "source": source, "steps": results})
+        print_json({"name": name, "source": port.source, "steps": results})
     else:
         report_steps(results)
         if results[-1].status == "waiting":
-            note(f"waiting for review: autoport port {name} {source} --confirm goes on")
-        elif len(results) < len(STEPS):
+            note(f"waiting for review: autoport port {name} --confirm [--set section.field=value] goes on")
+        elif results[-1].status == "red":
             note(f"stopped after step {results[-1].number}; mend it and run the same command again")
     raise typer.Exit(EXIT_CODES[results[-1].status])
+
+
+def _run(port: "Port", options: "Options") -> list["StepResult"]:
+    from autoport.cli.output import note, working
+    from autoport.port import run_port
+
+    with working(f"Porting {port.name} from {port.source} ..."):
+        return list(run_port(port, options, lambda _, step: note(f"step {step.number}: {step.title}")))
+
+
+def _ask(sections: Sequence["Section"]) -> list["Override"]:
+    """Show each section and take overrides for it, at the terminal."""
+    from autoport.analysis import decisions
+
+    taken: list[Override] = []
+    for section in sections:
+        print(f"\n{section.name}: {section.target}\n  reference: {section.reference}")
+        print(f"  change: {section.change}\n  known from: {section.source}")
+        fields = [field for field in decisions.FIELDS if field.startswith(f"{section.name}.")]
+        hint = f" (or field=value: {', '.join(fields)})" if fields else ""
+        answer = typer.prompt(f"  Enter to accept{hint}", default="", show_default=False).strip()
+        while answer:
+            text = answer if answer.startswith(f"{section.name}.") else f"{section.name}.{answer}"
+            try:
+                taken += decisions.parse_overrides([text], f"{decisions.user()} at the terminal")
+            except Refusal as refusal:
+                print(f"  {refusal}")
+            answer = typer.prompt("  another, or Enter", default="", show_default=False).strip()
+    return taken

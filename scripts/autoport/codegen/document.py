@@ -53,6 +53,7 @@ def readme(port: Port, plan: Plan) -> dict[str, str]:
         "rope": _rope_text(plan),
         "reference": plan.reference_model,
         "differences": [section for section in plan.sections if section.change not in ("", "none")],
+        "overrides": plan.overrides,
         "pitfalls": plan.pitfalls,
         "features": feature_rows(port, plan),
         "tp_sizes": tp_sizes(plan),

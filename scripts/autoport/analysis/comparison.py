@@ -1,0 +1,207 @@
+"""The model beside its reference model, one row for each section of model.py."""
+
+from autoport.analysis.reference import load_table
+from autoport.schema import Architecture, Facts, Norm, Rope, Section, WeightMap
+
+Row = tuple[str, str, str]
+"""What the model does, the change to the reference, where that is known from."""
+
+WEIGHTS = {"plain": "", "one_plus": ", times 1 + w", "none": ", no weight"}
+TOPOLOGIES = {
+    "pre_norm": "pre-norm, sequential",
+    "parallel": "attention and MLP in parallel, one norm",
+    "parallel_two_norms": "attention and MLP in parallel, a norm each",
+    "sandwich": "norms before and after attention and MLP",
+    "post_norm": "norms after attention and MLP, before the residual sum",
+    "post_residual_norm": "norms after the residual sum",
+}
+
+
+def compare(architecture: Architecture, facts: Facts, weights: WeightMap, reference: str) -> list[Section]:
+    """Compare the model with its reference, section by section."""
+    described = load_table()["models"][reference]["sections"]
+    source = {name: fact.source for name, fact in facts.fields.items()}
+    loaded = f"{len(weights.entries)} kinds of parameters; left out: " + (
+        "; ".join(f"{item.pattern} ({item.reason})" for item in weights.ignored) or "nothing"
+    )
+    rows: dict[str, Row] = {
+        "norm": _norm(architecture.norm, facts, source),
+        "rope": _rope(architecture, facts, source),
+        "attention": _attention(architecture, facts, source),
+        "mlp": _mlp(architecture, source),
+        "moe": _moe(architecture, facts),
+        "decoder": _decoder(architecture, facts),
+        "backbone": _backbone(architecture, source),
+        "head": _head(architecture, source),
+        "weights": (loaded, "weight map", "safetensors headers"),
+    }
+    return [Section(name, described[name], *row) for name, row in rows.items()]
+
+
+def _places(facts: Facts, topic: str) -> str:
+    """Where the modeling file says so, with a mark for what was measured."""
+    places = dict.fromkeys(
+        f"{finding.where}{' (measured)' if finding.confirmed else ''}"
+        for finding in facts.modeling.findings
+        if finding.topic == topic
+    )
+    return "; ".join(list(places)[:3])
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(text for text in texts if text)
+
+
+def _norm(norm: Norm, facts: Facts, source: dict[str, str]) -> Row:
+    name = "LayerNorm" if norm.kind == "layer" else "RMSNorm"
+    bias = ", with a bias" if norm.bias else ""
+    target = f"{name}{WEIGHTS[norm.weight]}{bias}, eps {norm.eps:g}"
+    changes = ["eps"]
+    if norm.kind == "layer":
+        changes.insert(0, "LayerNorm in place of RMSNorm")
+    if norm.weight != "plain":
+        changes.insert(0, "1 + w" if norm.weight == "one_plus" else "no weight")
+    return target, ", ".join(changes), _joined(source["norm_eps"], _places(facts, "norm"))
+
+
+def _rope(architecture: Architecture, facts: Facts, source: dict[str, str]) -> Row:
+    origin = _joined(source.get("rope_theta", ""), source.get("rope_type", ""), _places(facts, "rope"))
+    if architecture.rope is None and not architecture.ropes:
+        return "none", "no rotary embedding", origin
+    ropes: dict[str, Rope | None] = {**architecture.ropes} or {"": architecture.rope}
+    texts = [f"{label + ': ' if label else ''}{_rope_text(rope)}" for label, rope in ropes.items() if rope]
+    scaled = any(rope.parameters for rope in ropes.values() if rope)
+    changes = ["theta" + (" and scaling" if scaled else "; no scaling")]
+    without = [i for i, label in enumerate(architecture.layers.ropes) if label is None]
+    if without:
+        texts.append(f"none in {len(without)} of {architecture.num_layers} layers (NoPE)")
+        changes.append("layers without rotation")
+    return "; ".join(texts), ", ".join(changes), origin
+
+
+def _rope_text(rope: Rope) -> str:
+    numbers = {name: number for name, number in rope.parameters.items() if isinstance(number, (int, float))}
+    scaling = ", ".join(f"{name} {number:g}" for name, number in numbers.items())
+    partial = f", {rope.rotary_dim} dimensions of a head" if rope.rotary_dim else ""
+    pairs = ", neighbours paired" if rope.pairing == "interleaved" else ""
+    turned = ", direction reversed" if rope.sign == -1 else ""
+    return (
+        f"{rope.kind}, theta {rope.theta:g}" + (f" ({scaling})" if scaling else "") + partial + pairs + turned
+    )
+
+
+def _attention(architecture: Architecture, facts: Facts, source: dict[str, str]) -> Row:
+    attention = architecture.attention
+    parts = [
+        f"{attention.num_heads} query and {attention.num_kv_heads} KV heads of {attention.head_dim}, "
+        f"{'with' if attention.qkv_bias else 'without'} bias on q, k and v"
+    ]
+    changes = ["add qkv_proj_bias (2-D for the decode kernel)"] if attention.qkv_bias else ["sizes"]
+    if attention.o_bias:
+        changes.append("bias on the output projection")
+    if attention.qk_norm:
+        parts.append(
+            f"{attention.qk_norm.norm.kind} norm on q and k {attention.qk_norm.place.replace('_', ' ')}"
+        )
+    windows = sorted({window for window in architecture.layers.windows if window})
+    if windows:
+        count = sum(window is not None for window in architecture.layers.windows)
+        parts.append(f"window of {', '.join(map(str, windows))} tokens in {count} layers")
+        changes.append("windows")
+    for name, value in (
+        ("scale", attention.scale),
+        ("softcap", attention.softcap),
+        ("clip", attention.qkv_clip),
+    ):
+        if value is not None:
+            parts.append(f"{name} {value:g}")
+            changes.append(name)
+    if attention.sinks:
+        parts.append("sinks")
+    if attention.alibi:
+        parts.append("ALiBi")
+    if attention.composed:
+        changes.append(f"composed of smaller operators ({'; '.join(attention.composed)})")
+    origin = _joined(
+        source["num_kv_heads"], source["head_dim"], source.get("layer_windows", "") if windows else "",
+        "biases: keys of every layer", _places(facts, "attention_scale"),
+    )  # fmt: skip
+    return "; ".join(parts), "; ".join(changes), origin
+
+
+def _mlp(architecture: Architecture, source: dict[str, str]) -> Row:
+    mlp = architecture.mlp
+    bias = ", with biases" if mlp.bias else ""
+    target = f"{mlp.kind}, {mlp.activation}, intermediate {mlp.intermediate_size}{bias}"
+    changes = ["sizes"]
+    if mlp.kind == "plain":
+        changes.append("no gate")
+    if mlp.activation != "silu":
+        changes.append("activation")
+    return target, ", ".join(changes), f"{source['intermediate_size']}; {source['activation']}"
+
+
+def _moe(architecture: Architecture, facts: Facts) -> Row:
+    moe = architecture.moe
+    if moe is None:
+        return "none", "none", "checkpoint keys"
+    routing = moe.routing
+    layers = sum(architecture.layers.moe) if architecture.layers.moe else architecture.num_layers
+    parts = [
+        f"{routing.num_experts} experts of {moe.intermediate_size}, {routing.top_k} per token, in {layers} layers",
+        f"{routing.score} over {routing.score_over}",
+    ]
+    for present, text in (
+        (routing.normalise, "renormalised"),
+        (routing.correction_bias, "a bias for the choice only"),
+        (routing.groups > 1, f"{routing.top_groups} of {routing.groups} groups"),
+        (routing.scaling is not None, f"times {routing.scaling}"),
+        (moe.shared is not None, "shared experts"),
+    ):
+        if present:
+            parts.append(text)
+    source = _joined(
+        facts.fields["num_experts"].source if "num_experts" in facts.fields else "", _places(facts, "router")
+    )
+    change = "sizes and routing" + (f"; composed ({'; '.join(moe.composed)})" if moe.composed else "")
+    return "; ".join(parts), change, source or "checkpoint keys"
+
+
+def _decoder(architecture: Architecture, facts: Facts) -> Row:
+    block = architecture.block
+    scale = f", branches times {block.residual_scale:g}" if block.residual_scale is not None else ""
+    changes = [] if block.topology == "pre_norm" else ["norm placement and residuals"]
+    changes += ["residual factor"] if scale else []
+    origin = _joined("checkpoint keys", _places(facts, "block"))
+    return TOPOLOGIES[block.topology] + scale, ", ".join(changes) or "none", origin
+
+
+def _backbone(architecture: Architecture, source: dict[str, str]) -> Row:
+    embedding = architecture.embedding
+    parts = [
+        f"{architecture.num_layers} layers, hidden {architecture.hidden_size}, vocabulary {architecture.vocab_size}"
+    ]
+    changes = ["sizes"]
+    if embedding.scale is not None:
+        parts.append(f"embeddings times {embedding.scale:g}")
+        changes.append("embedding factor")
+    if embedding.norm:
+        parts.append("embeddings normalised")
+        changes.append("embedding norm")
+    if embedding.positions != "none":
+        parts.append(f"{embedding.positions} positions")
+        changes.append("absolute positions")
+    origin = f"{source['num_layers']}; {source['hidden_size']}; {source['vocab_size']}"
+    return ", ".join(parts), ", ".join(changes), origin
+
+
+def _head(architecture: Architecture, source: dict[str, str]) -> Row:
+    head = architecture.head
+    target = "tied to the embedding" if head.tied else "untied"
+    change = "map lm_head.weight to the embedding's key" if head.tied else "own lm_head.weight"
+    for name, value in (("logits times", head.scale), ("softcap", head.softcap)):
+        if value is not None:
+            target, change = f"{target}, {name} {value:g}", f"{change}; {name}"
+    if head.bias:
+        target, change = f"{target}, with a bias", f"{change}; bias"
+    return target, change, source["tie_word_embeddings"]

@@ -1,0 +1,193 @@
+"""Step 2's decisions, and how a person confirms or overrides them.
+
+`decisions.yaml` shows them; overrides come from its ``overrides`` or from ``--set section.field=value`` and are kept
+in overrides.json with who decided. A confirmation holds for the decisions that were shown, and for no others.
+"""
+
+import getpass
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import yaml
+
+from autoport.errors import Problem, Refusal, refuse
+from autoport.schema import Architecture, Override, Plan
+from autoport.workspace import Port, now, write_atomic
+
+DECISIONS = "decisions.yaml"
+OVERRIDES = "overrides.json"
+CONFIRMED = "confirmed.json"
+
+# section.field -> path in the Architecture, and the name of the generated config's field that would read it.
+FIELDS: dict[str, tuple[str, str]] = {
+    "norm.kind": ("norm.kind", ""),
+    "norm.weight": ("norm.weight", ""),
+    "norm.rounding": ("norm.rounding", ""),
+    "norm.eps": ("norm.eps", "norm_eps"),
+    "rope.pairing": ("rope.pairing", ""),
+    "rope.sign": ("rope.sign", ""),
+    "attention.scale": ("attention.scale", "attention_scale"),
+    "attention.softcap": ("attention.softcap", "attention_softcap"),
+    "decoder.residual_scale": ("block.residual_scale", "residual_scale"),
+    "backbone.embedding_scale": ("embedding.scale", "embedding_scale"),
+    "head.scale": ("head.scale", "logit_scale"),
+    "head.softcap": ("head.softcap", "logit_softcap"),
+}
+TP_SIZE, REFERENCE = "parallel.tp_size", "reference.model"
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """Hash of the decisions that were confirmed, and by whom."""
+
+    decisions: str
+    who: str
+    when: str
+
+
+def parse_overrides(texts: Sequence[str], who: str) -> list[Override]:
+    """Read ``section.field=value`` texts.
+
+    Raises:
+        Refusal: DEC-SET with every text that is not of that form or names no field.
+    """
+    known = [*FIELDS, TP_SIZE, REFERENCE]
+    problems, overrides = [], []
+    for text in texts:
+        field, separator, value = text.partition("=")
+        if not separator or field not in known:
+            found = f"{text!r} is no section.field=value of a decision"
+            problems.append(Problem("DEC-SET", found, "option --set", f"use one of {', '.join(known)}"))
+            continue
+        overrides.append(Override(field, yaml.safe_load(value) if value else None, who, now()))
+    if problems:
+        raise Refusal(*problems)
+    return overrides
+
+
+def user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown user"
+
+
+def record(port: Port, overrides: Sequence[Override]) -> None:
+    """Add overrides to those of the port; a later one of the same field replaces an earlier one."""
+    if overrides:
+        kept = {item.field: item for item in [*load(port), *overrides]}
+        port.write_state(OVERRIDES, list(kept.values()))
+
+
+def record_file(port: Port) -> None:
+    """Take the ``overrides`` that a person wrote into decisions.yaml.
+
+    Raises:
+        Refusal: DEC-FILE when the file cannot be read, DEC-SET for a field that there is not.
+    """
+    path = port.state_dir / DECISIONS
+    if not path.is_file():
+        return
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = document.get("overrides") or {}
+        texts = [f"{field}={yaml.safe_dump(value).splitlines()[0]}" for field, value in given.items()]
+    except (OSError, yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+        raise refuse(
+            "DEC-FILE", f"cannot be read: {error}", path, "correct it, or remove it and use --set"
+        ) from error
+    previous = {item.field: item.value for item in load(port)}
+    new = [
+        item
+        for item in parse_overrides(texts, f"{user()} in {DECISIONS}")
+        if previous.get(item.field) != item.value
+    ]
+    record(port, new)
+
+
+def load(port: Port) -> list[Override]:
+    return port.read_state(OVERRIDES, list[Override], "analyze") if port.has_state(OVERRIDES) else []
+
+
+def apply(architecture: Architecture, overrides: Sequence[Override]) -> tuple[Architecture, list[Override]]:
+    """The architecture with overrides, and the overrides with the values they replaced.
+
+    Raises:
+        Refusal: DEC-VALUE with every value that the field cannot have.
+    """
+    problems, applied = [], []
+    for item in overrides:
+        if item.field not in FIELDS:
+            applied.append(item)
+            continue
+        path, reading = FIELDS[item.field]
+        part, _, name = path.partition(".")
+        old = getattr(architecture, part)
+        if old is None:
+            problems.append(_bad(item, f"the model has no {part}"))
+            continue
+        try:
+            fields = msgspec.to_builtins(old) | {name: item.value}
+            new = msgspec.convert(fields, type(old), strict=False)
+        except msgspec.ValidationError as error:
+            problems.append(_bad(item, str(error)))
+            continue
+        readings = dict(architecture.readings)
+        if reading:
+            readings.pop(reading, None)
+            if getattr(new, name) is not None:
+                readings[reading] = repr(getattr(new, name))
+        architecture = msgspec.structs.replace(architecture, **{part: new}, readings=readings)
+        applied.append(msgspec.structs.replace(item, previous=getattr(old, name)))
+    if problems:
+        raise Refusal(*problems)
+    return architecture, applied
+
+
+def _bad(item: Override, why: str) -> Problem:
+    found = f"{item.field} cannot be {item.value!r}: {why}"
+    return Problem("DEC-VALUE", found, item.who, "choose another value, or leave the decision as it is")
+
+
+def chosen(overrides: Sequence[Override], field: str) -> Any:
+    return next((item.value for item in overrides if item.field == field), None)
+
+
+def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any]) -> str:
+    """Write decisions.yaml; returns the hash that a confirmation is for."""
+    shown = {
+        "model": f"{plan.architecture.hf_name} from {plan.source}",
+        "reference": plan.reference_model,
+        "sections": [
+            {"name": item.name, "model": item.target, "change": item.change, "source": item.source}
+            for item in plan.sections
+        ],
+        "parallel": {
+            "tp_size": plan.tp.recommended,
+            "valid": [c.tp_size for c in plan.tp.candidates if c.valid],
+        },
+        "pitfalls": [f"{item.rule}: {item.text}" for item in plan.pitfalls],
+        "to_confirm": dict(gates),
+    }
+    digest = hashlib.sha256(msgspec.json.encode(shown)).hexdigest()
+    document = shown | {
+        "may_be_overridden": [*FIELDS, TP_SIZE, REFERENCE],
+        "overrides": {item.field: item.value for item in plan.overrides},
+    }
+    text = (
+        f"# Decisions of Step 2. Write section.field: value below overrides, or pass --set; then run\n"
+        f"#   autoport port {port.name} --confirm\n"
+    ) + yaml.safe_dump(msgspec.to_builtins(document), sort_keys=False, allow_unicode=True, width=110)
+    write_atomic(port.state_dir / DECISIONS, text.encode())
+    return digest
+
+
+def confirm(port: Port, digest: str) -> None:
+    port.write_state(CONFIRMED, Confirmed(digest, user(), now()))
+
+
+def is_confirmed(port: Port, digest: str) -> bool:
+    if not port.has_state(CONFIRMED):
+        return False
+    return port.read_state(CONFIRMED, Confirmed, "analyze").decisions == digest

@@ -1,0 +1,155 @@
+"""Pausing for review, confirming, and overriding decisions."""
+
+import json
+
+import pytest
+import yaml
+from autoport.analysis import decisions
+from autoport.analysis.step import run
+from autoport.codegen.document import readme
+from autoport.errors import Refusal
+from autoport.port import STEPS, Options, next_step, run_port
+from autoport.research.step import run as run_research
+from autoport.schema import Plan
+from autoport.workspace import Port, Workspace
+from checkpoints import small_config, write_checkpoint
+
+
+@pytest.fixture
+def port(tmp_path):
+    (tmp_path / "ws" / "vllm_neuron" / "model").mkdir(parents=True)
+    (tmp_path / "ws" / "vllm_neuron" / "__init__.py").touch()
+
+    def start(**config):
+        folder = write_checkpoint(tmp_path / "model", small_config(**config))
+        port = Port(Workspace.find(tmp_path / "ws"), "small", str(folder))
+        run_research(port, Options())
+        return port
+
+    return start
+
+
+def override(port, *texts):
+    decisions.record(port, decisions.parse_overrides(texts, "a person with --set"))
+    return run(port, Options())
+
+
+def plan_of(port):
+    return port.read_state("plan.json", Plan, "analyze")
+
+
+def test_a_review_waits_with_the_decisions_written_down(port):
+    port = port()
+    outcome = run(port, Options(review=True))
+    assert outcome.status == "waiting"
+    shown = yaml.safe_load((port.state_dir / "decisions.yaml").read_text())
+    assert shown["reference"] == "llama3"
+    assert [section["name"] for section in shown["sections"]][:3] == ["norm", "rope", "attention"]
+    assert shown["overrides"] == {}
+    assert run(port, Options(confirm=True)).status == "done"
+
+
+def test_a_confirmation_holds_until_the_decisions_change(port):
+    port = port(foo_multiplier=3.0)
+    assert run(port, Options()).status == "waiting"
+    assert run(port, Options(confirm=True)).status == "done"
+    assert run(port, Options()).status == "done"
+    assert override(port, "norm.eps=0.25").status == "waiting"
+
+
+def test_keys_that_nothing_took_and_remote_code_pause_without_review(port):
+    outcome = run(port(foo_multiplier=3.0), Options())
+    assert outcome.status == "waiting"
+    assert "foo_multiplier 3.0" in outcome.summary
+    assert outcome.data["unconsumed"] == {"foo_multiplier": 3.0}
+
+
+def test_remote_code_pauses(port):
+    outcome = run(port(auto_map={"AutoModelForCausalLM": "modeling_x.X"}), Options())
+    assert outcome.status == "waiting"
+    assert "own code (auto_map), which was not run" in outcome.summary
+
+
+def test_an_override_reaches_the_plan_with_who_decided(port):
+    port = port()
+    assert override(port, "norm.eps=0.25", "attention.scale=0.5", "parallel.tp_size=1").status == "done"
+    plan = plan_of(port)
+    assert plan.architecture.norm.eps == 0.25
+    assert plan.architecture.readings["norm_eps"] == "0.25"
+    assert plan.architecture.attention.scale == 0.5
+    assert plan.tp.recommended == 1
+    assert {(item.field, item.previous, item.who) for item in plan.overrides} >= {
+        ("norm.eps", 1e-5, "a person with --set"),
+        ("attention.scale", None, "a person with --set"),
+    }
+    section = next(section for section in plan.sections if section.name == "norm")
+    assert "eps 0.25" in section.target
+
+
+def test_overrides_are_shown_in_the_readme(port):
+    port = port()
+    override(port, "norm.eps=0.25")
+    (text,) = readme(port, plan_of(port)).values()
+    assert "Decisions Taken by Hand" in text
+    assert "a person with --set" in text
+    override(port, "norm.eps=0.00001")
+    assert (
+        "0.25" not in next(iter(readme(port, plan_of(port)).values())).split("## Pitfalls")[0].split("eps")[0]
+    )
+
+
+def test_overrides_in_the_file_are_taken_when_confirmed(port):
+    port = port()
+    run(port, Options(review=True))
+    path = port.state_dir / "decisions.yaml"
+    document = yaml.safe_load(path.read_text())
+    document["overrides"] = {"head.softcap": 30.0}
+    path.write_text(yaml.safe_dump(document))
+    decisions.record_file(port)
+    assert run(port, Options(confirm=True)).status == "done"
+    plan = plan_of(port)
+    assert plan.architecture.head.softcap == 30.0
+    assert "decisions.yaml" in plan.overrides[0].who
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "found"),
+    [
+        ("norm.colour=red", "DEC-SET", "norm.colour"),
+        ("norm.eps", "DEC-SET", "no section.field=value"),
+        ("norm.kind=batch", "DEC-VALUE", "norm.kind cannot be 'batch'"),
+        ("norm.eps=small", "DEC-VALUE", "norm.eps cannot be 'small'"),
+        ("parallel.tp_size=3", "DEC-VALUE", "TP 3 is not valid"),
+        ("reference.model=bert", "DEC-VALUE", "no reference model 'bert'"),
+    ],
+)
+def test_values_that_cannot_be(port, text, rule, found):
+    port = port()
+    with pytest.raises(Refusal, match=rule) as caught:
+        override(port, text)
+    assert found in str(caught.value)
+
+
+def test_a_damaged_decisions_file_is_refused(port):
+    port = port()
+    (port.state_dir / "decisions.yaml").write_text("[")
+    with pytest.raises(Refusal, match="DEC-FILE"):
+        decisions.record_file(port)
+
+
+def test_a_run_resumes_where_the_last_one_stopped(tmp_path, monkeypatch):
+    for step in ("review", "prove"):
+        monkeypatch.delitem(STEPS, step)
+    source = str(write_checkpoint(tmp_path / "model", small_config(hidden_size=256)))
+    workspace = Workspace.create(tmp_path / "ws")
+    port = Port(workspace, "tiny", source)
+    assert next_step(port, Options()) == "research"
+    results = list(run_port(port, Options(review=True), lambda *_: None))
+    assert [result.status for result in results] == ["done", "waiting"]
+    again = Port(workspace, "tiny")  # the source is known
+    assert next_step(again, Options()) == "analyze"
+    results = list(run_port(again, Options(confirm=True), lambda *_: None))
+    assert {result.step: result.status for result in results}["document"] == "done"
+    assert results[0].status == "kept"
+    assert next_step(Port(workspace, "tiny"), Options()) == ""
+    assert json.loads((port.state_dir / "confirmed.json").read_text())["who"]

@@ -1,0 +1,65 @@
+"""`autoport port --review`, `--confirm` and `--set`."""
+
+import re
+
+import pytest
+import typer
+from autoport.cli.port import _ask, command
+from autoport.port import STEPS
+from autoport.schema import Section
+from autoport.workspace import Workspace
+from checkpoints import small_config, write_checkpoint
+from typer.testing import CliRunner
+
+app = typer.Typer()
+app.command()(command)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    for step in ("review", "prove"):
+        monkeypatch.delitem(STEPS, step)
+    source = write_checkpoint(tmp_path / "model", small_config(hidden_size=256))
+    workspace = Workspace.create(tmp_path / "ws")
+
+    def run(*arguments, with_source=False):
+        given = [
+            "tiny",
+            *([str(source)] if with_source else []),
+            "--workspace",
+            str(workspace.root),
+            "--dry-run",
+        ]
+        return CliRunner().invoke(app, [*given, *arguments])
+
+    run.workspace = workspace
+    return run
+
+
+def test_pausing_and_going_on_without_the_source(run):
+    paused = run("--review", with_source=True)
+    assert paused.exit_code == 3
+    assert "autoport port tiny --confirm" in paused.stderr
+    assert not run.workspace.model_dir("tiny").exists()
+    done = run("--confirm", "--set", "norm.eps=0.125")
+    assert done.exit_code == 0, done.stderr
+    assert "going on at Analyse" in done.stderr
+    readme = (run.workspace.model_dir("tiny") / "README.md").read_text()
+    assert "norm.eps" in readme.replace("\\", "")
+    assert re.search(r"0\\?\.125", readme)
+    assert run().exit_code == 0
+
+
+def test_without_a_port_a_source_is_needed(run):
+    result = run()
+    assert result.exception.problems[0].rule == "PORT-NONE"
+
+
+def test_at_a_terminal_each_section_is_asked_for(monkeypatch, capsys):
+    answers = iter(["", "eps=0.5", "nonsense=1", ""])
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    sections = [Section("rope", "a", "b", "c", "d"), Section("norm", "a", "b", "c", "d")]
+    taken = _ask(sections)
+    assert [(item.field, item.value) for item in taken] == [("norm.eps", 0.5)]
+    assert taken[0].who.endswith("at the terminal")
+    assert "DEC-SET" in capsys.readouterr().out
