@@ -101,6 +101,7 @@ GPT2_FAMILIES = [
         positions="learned",
         mlp="plain",
         scale="1.0",
+        float32_scores=True,
         windows="[window_size if kind == 'local' else None for kind in attention_layers]",
     ),
     Family(
