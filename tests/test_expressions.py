@@ -35,7 +35,7 @@ def test_value_and_names(text, values, expected):
     ],
 )
 def test_anything_else_is_refused(text):
-    with pytest.raises(ValueError, match="expression|allowed|calls|reads"):
+    with pytest.raises(ValueError, match=r"expression|allowed|calls|reads"):
         expressions.evaluate(text, {"x": 1, "a": [1], "b": 2, "config": None})
 
 
