@@ -121,7 +121,7 @@ def weight_bytes(weights: WeightMap, architecture: Architecture, element_bytes: 
         element_bytes: Bytes per element of the port's dtype, whatever the checkpoint's is.
     """
     totals = {"split": 0, "kv_heads": 0, "copied": 0, "embeddings": 0}
-    has_experts = architecture.layers.moe
+    attention, has_experts = architecture.attention, architecture.layers.moe
     layers = {
         "all": architecture.num_layers,
         "moe": sum(has_experts) if has_experts else architecture.num_layers,
@@ -129,14 +129,21 @@ def weight_bytes(weights: WeightMap, architecture: Architecture, element_bytes: 
     }
     for entry in weights.entries:
         copies = (layers[entry.layers] if "{i}" in entry.parameter else 1) * (entry.experts or 1)
+        halved = 2 if "split gate, up" in entry.steps else 1  # the tensor belongs to two parameters
         for position, shape in enumerate(entry.shapes):
+            size = copies * math.prod(shape) * element_bytes // halved
             if entry.transform in ("replicated", "row_bias"):
-                kind = "copied"
+                totals["copied"] += size
+            elif entry.transform.startswith("fused_qkv") and len(entry.shapes) == 1:
+                of_kv = (
+                    size * 2 * attention.num_kv_heads // (attention.num_heads + 2 * attention.num_kv_heads)
+                )
+                totals["kv_heads"] += of_kv
+                totals["split"] += size - of_kv
             elif entry.transform == "kv_heads" or (entry.transform.startswith("fused_qkv") and position > 0):
-                kind = "kv_heads"
+                totals["kv_heads"] += size
             else:
-                kind = "split"
-            totals[kind] += copies * math.prod(shape) * element_bytes
+                totals["split"] += size
             if entry.transform == "vocab":
                 totals["embeddings"] += math.prod(shape) * element_bytes
     return WeightBytes(**totals)
