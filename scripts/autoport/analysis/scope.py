@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from autoport.analysis.families import FAMILIES
 from autoport.analysis.families.family import NORM_NAMES, Family
+from autoport.analysis.families.refused import REFUSED
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import moe_findings
 from autoport.analysis.positions import PARAMETERS, rope_by_label
@@ -70,7 +71,8 @@ def _class_findings(facts: Facts) -> Iterator[Finding]:
     name, model_type = facts.architecture.value, facts.model_type.value
     family = FAMILIES.get(name)
     if family is None:
-        yield "SCOPE-ARCH", f"architecture {name!r} is not supported", _next_step()
+        reason = f": {REFUSED[name]}" if name in REFUSED else ""
+        yield "SCOPE-ARCH", f"architecture {name!r} is not supported{reason}", _next_step()
     elif family.model_type != model_type:
         found = (
             f"model_type {model_type!r} with architecture {name!r}, which belongs to {family.model_type!r}"

@@ -24,6 +24,9 @@ FEATURES = {
 }
 
 
+EXPERT_PARALLEL = ("EP (expert parallel)", "Cross-DP EP")
+
+
 class FeatureResult(msgspec.Struct, frozen=True):
     """A feature that was run. `note` says where and how, e.g. ``"simulator, TP 1 and 2, bfloat16"``."""
 
@@ -42,13 +45,25 @@ def feature_rows(port: Port, plan: Plan) -> list[tuple[str, str, str]]:
     """Rows of the table: feature, status, note. ✅ stands for what was run with the files as they are now."""
     results = current_results(port)
     notes = {"TP (head sharding)": f"by the rules: TP {tp_sizes(plan)}"}
+    moe = plan.architecture.moe
+    expert_parallel = (NOT_IMPLEMENTED, "the factory refuses it; each expert is split by TP")
     rows = []
     for feature, (status, note) in FEATURES.items():
+        if moe and feature in EXPERT_PARALLEL:
+            status, note = expert_parallel
         note = notes.get(feature, note)
         if feature in results:
             result = results[feature]
             status, note = ("✅" if result.passed else "❌ failed"), result.note
         rows.append((feature, status, note))
+    composed = {
+        "Fused attention": plan.architecture.attention.composed,
+        "Fused experts in decode": moe.composed if moe else (),
+    }
+    for feature, reasons in composed.items():
+        if reasons:
+            note = f"composed of smaller operators, which is slower: {'; '.join(reasons)}"
+            rows.append((feature, NOT_IMPLEMENTED, note))
     return rows
 
 
