@@ -100,7 +100,7 @@ def port_one(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
     """Build the checkpoint of one entry, run every step on it, and judge."""
     checkpoint = landscape.build_checkpoint(name, folder / "checkpoint")
     port = Port(Workspace.create(str(folder / "workspace")), PORT_NAME, str(checkpoint.resolve()))
-    options = Options(dry_run=True, tp_sizes=list(tp_sizes))
+    options = Options(dry_run=True, confirm=True, tp_sizes=list(tp_sizes))
     problems = []
     try:
         for step in STEPS:
@@ -157,7 +157,7 @@ def summary(results: Sequence[Result]) -> str:
     complete = sum(all(result.verdict == "ported" for result in group) for group in counted)
     wrong = sum(result.verdict in ("red", "failed") for result in results)
     return (
-        f"{default} of {len(counted)} dense and MoE architectures ported and proven "
+        f"{default} of {len(counted)} dense and MoE architectures of this sweep ported and proven "
         f"({complete} with all variants); {wrong} red or failed"
     )
 
