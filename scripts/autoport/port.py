@@ -26,7 +26,6 @@ class Options(msgspec.Struct):
         relax: Names of rules to relax, e.g. ``even-heads``.
         force: Overwrite files that were edited by hand.
         replace_row: Replace a registry row of the same architecture.
-        trust_remote_code: Allow transformers to import code from the checkpoint.
         probe: Confirm the reading of the modeling file by running pieces of transformers' class.
         context_length: Tokens per sequence for the KV-cache estimate.
         batch_size: Sequences for the KV-cache estimate.
@@ -39,7 +38,6 @@ class Options(msgspec.Struct):
     relax: list[str] = []
     force: bool = False
     replace_row: bool = False
-    trust_remote_code: bool = False
     probe: bool = False
     context_length: int = 4096
     batch_size: int = 1
@@ -78,7 +76,7 @@ STEPS: dict[str, Step] = {
         "Research the architecture",
         "autoport.research.step",
         ("source",),
-        ("trust_remote_code", "probe"),
+        ("probe",),
     ),
     "analyze": Step(
         "2",
@@ -107,7 +105,7 @@ STEPS: dict[str, Step] = {
         "Prove on the CPU",
         "autoport.validation.step",
         ("plan.json", "facts.json", "model/"),
-        ("tp_sizes", "trust_remote_code"),
+        ("tp_sizes",),
     ),
 }
 

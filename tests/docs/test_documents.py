@@ -74,7 +74,7 @@ def test_pages_that_diagnose_points_at_exist():
     [
         ("```bash\nautoport prot yi x\n```", "no command 'prot'"),
         ("```bash\nX=1 '/a b/autoport' port yi x --dryrun # c\n```", "has no option --dryrun"),
-        ("```bash\ncd x && autoport port yi\n```", "needs more arguments"),
+        ("```bash\ncd x && autoport research yi\n```", "needs more arguments"),
         ("```bash\nautoport status yi \\\n  more\n```", "takes 1 arguments, not 2"),
         ("```bash\nautoport install --agent kiro --scope world\n```", "does not take 'world'"),
         ("```bash\nautoport prove yi --workspace\n```", "needs a value"),

@@ -33,9 +33,6 @@ InstanceName = Annotated[
     typer.Option("--instance", metavar="TYPE", help="Instance type: trn2.48xlarge, trn2.3xlarge or trn3."),
 ]
 Lnc = Annotated[int, typer.Option("--lnc", help="Physical cores per logical core: 1 or 2.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let transformers import code from the checkpoint.")
-]
 Probe = Annotated[
     bool,
     typer.Option(

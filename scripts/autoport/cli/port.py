@@ -16,7 +16,6 @@ from autoport.cli.arguments import (
     Relax,
     ReplaceRow,
     TpSizes,
-    TrustRemoteCode,
     WorkspacePath,
 )
 from autoport.errors import Refusal
@@ -51,7 +50,6 @@ def command(
     tp: TpSizes = [],
     force: Force = False,
     replace_row: ReplaceRow = False,
-    trust_remote_code: TrustRemoteCode = False,
     probe: Probe = False,
     as_json: AsJson = False,
 ) -> None:
@@ -72,7 +70,6 @@ def command(
         relax=relax,
         force=force,
         replace_row=replace_row,
-        trust_remote_code=trust_remote_code,
         probe=probe,
         context_length=context_length,
         batch_size=batch_size,
@@ -98,10 +95,23 @@ def command(
     else:
         report_steps(results)
         if results[-1].status == "waiting":
-            note(f"waiting for review: autoport port {name} --confirm [--set section.field=value] goes on")
+            note(
+                f"waiting for review; to go on: {_same_command(port, options)} --confirm [--set section.field=value]"
+            )
         elif results[-1].status == "red":
             note(f"stopped after step {results[-1].number}; mend it and run the same command again")
     raise typer.Exit(EXIT_CODES[results[-1].status])
+
+
+def _same_command(port: "Port", options: "Options") -> str:
+    """The command line that goes on with this port from any folder, with the options that change its result."""
+    import shlex
+
+    words = ["autoport", "port", port.name, "--workspace", str(port.workspace.root)]
+    words += ["--dry-run"] if options.dry_run else []
+    words += [word for rule in options.relax for word in ("--relax", rule)]
+    words += ["--context-length", str(options.context_length), "--batch-size", str(options.batch_size)]
+    return shlex.join(words)
 
 
 def _run(port: "Port", options: "Options") -> list["StepResult"]:

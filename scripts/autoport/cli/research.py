@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from autoport.cli.arguments import AsJson, Name, Probe, Source, TrustRemoteCode, WorkspacePath
+from autoport.cli.arguments import AsJson, Name, Probe, Source, WorkspacePath
 
 
 def command(
     name: Name,
     source: Source,
     workspace: WorkspacePath = Path(),
-    trust_remote_code: TrustRemoteCode = False,
     probe: Probe = False,
     as_json: AsJson = False,
 ) -> None:
@@ -17,5 +16,5 @@ def command(
     from autoport.cli.steps import run_single
     from autoport.port import Options
 
-    options = Options(trust_remote_code=trust_remote_code, probe=probe)
+    options = Options(probe=probe)
     run_single("research", name, workspace, options, as_json, source)

@@ -64,7 +64,7 @@ def readme(port: Port, plan: Plan) -> dict[str, str]:
 def record_results(port: Port, results: Mapping[str, FeatureResult]) -> list[str]:
     """Record what was run, and bring the README's table up to date.
 
-    A README that a person edited stays as it is; the record is kept all the same.
+    A README that a person wrote, edited or removed stays as it is; the record is kept all the same.
 
     Args:
         results: By row of `FEATURES`; other rows keep what was recorded for the same files.
@@ -102,7 +102,7 @@ def record_section(port: Port, name: str, measured: Measured) -> list[str]:
 
 
 def _bring_up_to_date(port: Port, files: dict[str, str]) -> list[str]:
-    if any(port.file_status(path) in ("edited", "foreign") for path in files):
+    if any(port.file_status(path) != "ours" for path in files):
         return []
     return port.write_files("document", files)
 
