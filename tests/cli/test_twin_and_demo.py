@@ -32,7 +32,7 @@ def test_twin_does_not_overwrite(tmp_path):
 
 def test_twin_of_an_architecture_out_of_scope_is_refused_and_leaves_nothing(tmp_path):
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(small_config(hidden_act="gelu")))
+    config.write_text(json.dumps(small_config(hidden_act="mish")))
     with pytest.raises(Refusal):
         twin.command(str(config), tmp_path / "twin")
     assert not (tmp_path / "twin").exists()
