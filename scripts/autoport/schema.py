@@ -575,7 +575,7 @@ class Override(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct):
-    """Step 2: everything that code generation needs."""
+    """Step 2: everything that code generation needs. `overrides` are decisions that a person took."""
 
     name: str
     class_prefix: str
