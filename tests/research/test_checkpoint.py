@@ -109,7 +109,7 @@ ENTRY = '"dtype": "F32", "shape": [1], "data_offsets": [0, 4]'
         (f'{{"a": {{{ENTRY}}}, "a": {{{ENTRY}}}}}'.encode(), 4, "twice"),
         (f'{{"\\ud800": {{{ENTRY}}}}}'.encode(), 4, "no key of a tensor"),
         (f'{{"a": {{{ENTRY}}}}}'.encode(), 9, "5 bytes after the last tensor"),
-        (b'{"a":' * 50_000, 0, "nested too deep"),
+        (b'{"a":' * 50_000, 0, "is no header of tensors"),
     ],
 )
 def test_a_damaged_header_is_refused(tmp_path, header, data, found):

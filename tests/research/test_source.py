@@ -167,7 +167,7 @@ def test_hf_endpoint_is_honoured(hub):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["total_bytes"] == 12_122_071_040
-    assert report["bytes_read"] == hub.sent
+    assert report["bytes_read"] + (hub.folder / "config.json").stat().st_size == hub.sent
 
 
 def test_a_model_that_the_hub_does_not_have(hub):
