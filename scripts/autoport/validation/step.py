@@ -119,9 +119,10 @@ def summarise(proof: Proof) -> str:
     error = max(phase.max_relative_error or 0.0 for phase in phases if phase.r_ratio is None)
     ratios = [phase.r_ratio for phase in phases if phase.r_ratio and phase.phase != SAMPLING]
     worst = max(ratios, key=lambda ratio: ratio.value or 0.0)
-    slow = sum(record.count for run in proof.runs for record in run.hardware if record.kind == "fallback")
+    records = [record for run in proof.runs for record in run.hardware if record.kind == "fallback"]
+    slow = len({(record.operator, record.message) for record in records})
     return (
-        f"equals {proof.reference} on the simulator at TP {sizes}: float32 error {error:.1e}, tokens equal, "
+        f"equals {proof.reference} on the simulator at TP {sizes}: float32 error {error:.1e}, tokens equal; "
         f"bfloat16 R {worst.value:.2f} [{worst.low:.2f}, {worst.high:.2f}]"
-        + (f"; {slow} slow-path notes" if slow else "")
+        + (f"; {slow} slow-path notes (hardware in proof.json)" if slow else "")
     )
