@@ -169,6 +169,20 @@ def twins(tmp_path_factory) -> dict[str, Path]:
     return {name: build(shrunk(real_config(name)), folder / name, seed=0) for name in NAMES}
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": None}, "model type"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"bos_token_id": [1, 2]}, "bos_token_id"),
+    ],
+)
+def test_a_config_that_transformers_rejects_is_refused(tmp_path, change, named):
+    with pytest.raises(Refusal, match="PROOF-CONFIG") as refusal:
+        build(shrunk(real_config("yi-6b")) | change, tmp_path / "twin", seed=0)
+    assert named in str(refusal.value)
+
+
 def digests(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
 

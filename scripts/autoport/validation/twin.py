@@ -52,14 +52,25 @@ def build(config: dict[str, Any], folder: Path, seed: int) -> Path:
         folder: Folder to write to; made when it is missing.
 
     Raises:
-        Refusal: PROOF-CLASS when transformers has no such class.
+        Refusal: PROOF-CLASS when transformers has no such class, PROOF-CONFIG when it rejects the config.
     """
     import torch
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     write_atomic(folder / "config.json", msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
     model_class = reference_class(config, folder / "config.json")
-    model = model_class(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+    try:
+        hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, KeyError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise refuse(
+            "PROOF-CONFIG",
+            f"transformers rejects the config: {reason}",
+            folder / "config.json",
+            "correct that field in the model's config.json, and run the same command again",
+        ) from error
+    model = model_class(hf_config)
     heat(model, seed)
     model = model.to(torch.bfloat16)
     size = sum(parameter.nbytes for parameter in model.parameters())
