@@ -125,7 +125,7 @@ def run_step(port: Port, name: str, options: Options) -> StepResult:
     """Run one step and record it in the manifest.
 
     Raises:
-        Refusal: whatever the step refuses; the manifest then says ``refused``.
+        Refusal: whatever the step refuses; the manifest keeps what it said before.
     """
     step = STEPS[name]
     run: Callable[[Port, Options], Outcome] = importlib.import_module(step.module).run
@@ -195,7 +195,7 @@ def _inputs(port: Port, item: str) -> list[Path]:
         folder = Path(port.source)
         return sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     if item == "model/":
-        return sorted(path for path in port.workspace.model_dir(port.name).rglob("*.py"))
+        return sorted(port.workspace.model_dir(port.name).rglob("*.py"))
     if item == "registry":
         return [port.workspace.registry_path]
     return [port.state_dir / item]

@@ -5,7 +5,6 @@ in overrides.json with who decided. A confirmation holds for the decisions that 
 """
 
 import getpass
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import yaml
 
 from autoport.errors import Problem, Refusal, refuse
 from autoport.schema import Architecture, Override, Plan
-from autoport.workspace import Port, now, write_atomic
+from autoport.workspace import Port, now, sha256, write_atomic
 
 DECISIONS = "decisions.yaml"
 OVERRIDES = "overrides.json"
@@ -170,7 +169,7 @@ def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any]) -> str:
         "pitfalls": [f"{item.rule}: {item.text}" for item in plan.pitfalls],
         "to_confirm": dict(gates),
     }
-    digest = hashlib.sha256(msgspec.json.encode(shown)).hexdigest()
+    digest = sha256(msgspec.json.encode(shown))
     document = shown | {
         "may_be_overridden": [*FIELDS, TP_SIZE, REFERENCE],
         "overrides": {item.field: item.value for item in plan.overrides},

@@ -20,7 +20,7 @@ PARTS = (
 )
 # Beside scripts/autoport/: what an agent or setup runs. The maintainers' scripts are left out.
 LAUNCHERS = ("setup.sh", "demo.sh", "entry_point.py", "compute_tp.py", "inspect_checkpoint.py")
-IGNORED = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".gitkeep", ".DS_Store"}
+IGNORED = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".DS_Store"}
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from autoport.review.source import Class, Function
 from autoport.review.syntax import argument, is_none, keyword, last_name, self_attribute
 
 ROW_PARALLEL = {"attention_decode", "o_proj", "mlp", "moe_cte", "moe_tkg", "moe_block_tkg"}
+COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter"}
 IN_PLACE = {"all_reduce"}
 REDUCTIONS = {
     "all_reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_tensor",

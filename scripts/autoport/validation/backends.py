@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
@@ -18,7 +18,6 @@ from autoport.validation.ranks import INSTALL
 from autoport.workspace import Workspace, installed
 
 BackendName = Literal["simulator", "cpu-mode", "trn2"]
-BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 PLUGIN_GROUP = "vllm.platform_plugins"
 DEVICE_COMPILER = "libtorch_neuronx_lite"
 IMPORT_SECONDS = 120.0

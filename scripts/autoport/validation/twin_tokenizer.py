@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from autoport.errors import refuse
 from autoport.workspace import write_atomic
 
@@ -73,8 +71,3 @@ def special_tokens(config: Mapping[str, Any]) -> dict[int, str]:
 
 def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = msgspec.json.decode((folder / "config.json").read_bytes())
-    return config

@@ -13,11 +13,10 @@ from autoport.review.finding import (
 )
 from autoport.review.names import origins
 from autoport.review.partial_sums import Event, Origin
-from autoport.review.reductions import ROW_PARALLEL, follow
+from autoport.review.reductions import COLLECTIVES, ROW_PARALLEL, follow
 from autoport.review.source import Class, Function
 from autoport.review.syntax import argument, calls, dotted, keyword, last_name, names_in, number, walk
 
-COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter"}
 # Modules of the plugin that take a torch process group, and the argument that takes it.
 GROUP_ARGUMENTS = {
     "ColumnParallelLinear": "tp_group",

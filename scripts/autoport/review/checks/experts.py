@@ -15,10 +15,10 @@ from autoport.review.finding import (
 )
 from autoport.review.names import origins
 from autoport.review.parameters import Parameter, rank_of, tensor_call
+from autoport.review.reductions import COLLECTIVES
 from autoport.review.source import Class, Function, SourceFile
 from autoport.review.syntax import argument, calls, dotted, keyword, last_name, names_in, self_attribute, walk
 
-COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter"}
 EXPERT_KERNELS = ("moe_cte", "moe_block_tkg", "moe_tkg")
 SUBGROUP_GETTERS = {"get_neuron_ep_group", "get_neuron_ep_tp_group"}
 EXPERT_FILTERS = {
