@@ -32,7 +32,20 @@ def test_names_that_are_not_snake_case(name):
     assert rules(refusal) == ["NAME-SNAKE"]
 
 
-@pytest.mark.parametrize("name", ["class", "registry", "kv_cache"])
+def test_a_name_that_no_file_system_takes():
+    with pytest.raises(Refusal) as refusal:
+        check_model_name("a" * 300)
+    assert rules(refusal) == ["NAME-LONG"]
+
+
+@pytest.mark.parametrize(("name", "hint"), [("PhiMoE", "phimoe"), ("yi-6b", "yi_6b"), ("None", "gpt_neox")])
+def test_a_bad_name_comes_with_a_good_one(name, hint):
+    with pytest.raises(Refusal, match=f"e.g. '{hint}'"):
+        check_model_name(name)
+    assert check_model_name(hint) == hint
+
+
+@pytest.mark.parametrize("name", ["class", "registry", "kv_cache", "torch", "none"])
 def test_reserved_names(name):
     with pytest.raises(Refusal) as refusal:
         check_model_name(name)

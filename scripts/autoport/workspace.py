@@ -41,32 +41,44 @@ ACRONYMS = {
 }
 
 
+LONGEST_NAME = 64
+RESERVED_NAMES = {
+    "registry", "kv_cache", "neuron_config", "interfaces", "synthetic",  # of the plugin's model package
+    "torch", "transformers", "vllm", "vllm_neuron", "private_vllm_neuron", "numpy", "safetensors",
+    "none", "true", "false",  # class prefixes None, True, False
+}  # fmt: skip
+
+
+def _snake_case(name: str) -> str:
+    """The nearest name that can be used."""
+    snake = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_").lstrip("0123456789_")
+    return snake if snake and not keyword.iskeyword(snake) and snake not in RESERVED_NAMES else "gpt_neox"
+
+
 def check_model_name(name: str) -> str:
     """Return `name` if it can be a folder and module name under `model/`.
 
     Raises:
-        Refusal: NAME-SNAKE for anything but lower-case snake_case, NAME-RESERVED for a Python keyword or a
-            name that the plugin's `model` package uses itself.
+        Refusal: NAME-LONG, NAME-SNAKE for anything but lower-case snake_case, NAME-RESERVED for a Python keyword, a
+            package that a port imports, or a name that the plugin's `model` package uses itself.
     """
+    if len(name) > LONGEST_NAME:
+        found = f"model name of {len(name)} characters: {name[:40]}..."
+        raise refuse("NAME-LONG", found, "argument NAME", f"use at most {LONGEST_NAME} characters, e.g. 'yi'")
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise refuse(
             "NAME-SNAKE",
             f"model name {name!r} is not snake_case",
             "argument NAME",
-            "use lower-case letters, digits and single underscores, starting with a letter, e.g. 'gpt_neox'",
+            "use lower-case letters, digits and single underscores, starting with a letter, "
+            f"e.g. {_snake_case(name)!r}",
         )
-    if keyword.iskeyword(name) or name in {
-        "registry",
-        "kv_cache",
-        "neuron_config",
-        "interfaces",
-        "synthetic",
-    }:
+    if keyword.iskeyword(name) or name in RESERVED_NAMES:
         raise refuse(
             "NAME-RESERVED",
             f"model name {name!r} is reserved",
             "argument NAME",
-            "choose another name, e.g. the family with its version",
+            f"choose another name, e.g. the family with its version, or '{name}_model'",
         )
     return name
 

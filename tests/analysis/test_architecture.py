@@ -184,6 +184,30 @@ def test_a_feature_of_the_config_is_refused(tmp_path, changes, rule, value):
 
 
 @pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"sliding_window": 64}, "SCOPE-WINDOW"),
+        (
+            {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "attention_bias": True},
+            "SCOPE-BIAS",
+        ),
+    ],
+)
+def test_what_the_class_ignores_is_no_part_of_the_port(tmp_path, changes, rule):
+    (problem,) = refused(tmp_path, small_config(**changes))
+    assert problem.rule == rule
+    assert "ignores" in problem.found
+    assert "remove" in problem.next_step
+
+
+def test_an_architecture_out_of_scope_is_the_only_problem(tmp_path):
+    config = small_config(architectures=["MambaForCausalLM"], model_type="mamba", hidden_act="tanh")
+    (problem,) = refused(tmp_path, config, {"backbone.layers.0.mixer.A_log": ("F32", (128, 16))})
+    assert problem.rule == "SCOPE-ARCH"
+    assert "references/coverage.md" in problem.next_step
+
+
+@pytest.mark.parametrize(
     ("suffix", "rule"),
     [
         ("self_attn.q_norm.weight", "SCOPE-QK-NORM"),

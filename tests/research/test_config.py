@@ -1,12 +1,14 @@
 """config.json in, facts with sources out; every fault one clear refusal."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from autoport.errors import Refusal
 from autoport.research.config import load_config, read_facts
+from autoport.research.config_types import type_conflicts
 from autoport.research.source import open_source
 from autoport.schema import Facts
 from checkpoints import real_config, small_config
@@ -65,12 +67,42 @@ def test_null_switches_a_window_off_that_the_class_would_default_to(tmp_path):
     assert null.fields["sliding_window"].value is None
 
 
-def test_null_for_a_required_number_falls_to_the_labelled_class_default(tmp_path):
-    assert (
-        facts_of(tmp_path, small_config(rms_norm_eps=None))
-        .fields["norm_eps"]
-        .source.startswith("LlamaConfig")
-    )
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"rms_norm_eps": None}, "rms_norm_eps is None; the class takes float"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; the class takes int | list[int] | None"),
+        ({"eos_token_id": [2, "3"]}, "[2, '3']"),
+        ({"bos_token_id": 1.0}, "bos_token_id is 1.0"),
+        ({"bos_token_id": True}, "bos_token_id is True"),
+        ({"initializer_range": 1}, "the class takes float"),
+        ({"attention_dropout": "none"}, "attention_dropout is 'none'"),
+    ],
+)
+def test_what_the_config_class_rejects_is_refused_with_its_line(tmp_path, changes, found):
+    text = problems_of(tmp_path, small_config(**changes))["CFG-CLASS"]
+    assert found in text
+    assert re.search(r"configuration_llama\.py:\d+\)", text)
+
+
+def test_the_class_is_asked_whether_it_takes_the_architecture(tmp_path):
+    config = small_config(hidden_size=60, num_attention_heads=8, head_dim=8)
+    assert "hidden_size % num_attention_heads != 0" in problems_of(tmp_path, config)["CFG-CLASS"]
+
+
+def test_transformers_rejects_and_takes_the_same_configs(tmp_path):
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import LlamaConfig
+
+    for key in ("vocab_size", "eos_token_id", "hidden_act", "use_cache", "pretraining_tp", "rms_norm_eps"):
+        for value in (None, True, 1, 1.0, "1", [1], ["1"]):
+            try:
+                LlamaConfig(**{key: value})
+                taken = True
+            except StrictDataclassError:
+                taken = False
+            conflicts = [name for name, _ in type_conflicts("llama", {key: value})]
+            assert (not conflicts) == taken, (key, value)
 
 
 def test_head_dim_of_the_config_wins_over_the_quotient(tmp_path):
@@ -134,11 +166,41 @@ def test_architectures_is_never_guessed(tmp_path, architectures, found):
     assert '["LlamaForCausalLM"]' in problem.next_step
 
 
-def test_a_missing_model_type_is_derived_with_a_warning(tmp_path):
-    facts = facts_of(tmp_path, small_config(model_type=...))
-    assert facts.model_type.value == "llama"
-    assert facts.model_type.source.startswith("derived")
-    assert facts.warnings
+@pytest.mark.parametrize(("value", "found"), [(..., "missing"), (None, "None"), ("", "''")])
+def test_transformers_needs_a_model_type(tmp_path, value, found):
+    with pytest.raises(Refusal) as caught:
+        facts_of(tmp_path, small_config(model_type=value))
+    (problem,) = caught.value.problems
+    assert problem.found == f"model_type is {found}"
+    assert 'for LlamaForCausalLM it is "llama"' in problem.next_step
+
+
+@pytest.mark.parametrize(
+    ("config", "rule", "why"),
+    [
+        (
+            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+            "SCOPE-ARCH",
+            "no intermediate_size",
+        ),
+        ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, "SCOPE-ARCH", "no num_heads"),
+        ({"architectures": ["NewForCausalLM"], "model_type": "new"}, "SCOPE-ARCH", "has no model_type 'new'"),
+        (
+            {"architectures": ["WhisperForCausalLM"], "model_type": "whisper", "is_encoder_decoder": True},
+            "SCOPE-ARCH",
+            "only decoders",
+        ),
+        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "CFG-ARCH", "not a causal"),
+        ({"architectures": ["ViTForImageClassification"], "model_type": "vit"}, "CFG-ARCH", "not a causal"),
+    ],
+)
+def test_another_kind_of_model_is_one_problem(tmp_path, config, rule, why):
+    with pytest.raises(Refusal) as caught:
+        facts_of(tmp_path, config)
+    (problem,) = caught.value.problems
+    assert problem.rule == rule
+    assert why in problem.found
+    assert "references/coverage.md" in problem.next_step
 
 
 @pytest.mark.parametrize(
@@ -163,7 +225,7 @@ def test_a_missing_model_type_is_derived_with_a_warning(tmp_path):
         ({"tie_word_embeddings": "false"}, "CFG-TYPE", "not true or false"),
         ({"num_key_value_heads": 3}, "CFG-GQA", "4 query heads are not a multiple of 3"),
         ({"hidden_size": 66}, "CFG-HEAD-DIM", "66"),
-        ({"model_type": "no_such_type", "hidden_act": ...}, "CFG-MISSING", "activation has no value"),
+        ({"model_type": "no_such_type", "hidden_act": ...}, "SCOPE-ARCH", "config.json gives no activation"),
         ({"model_type": 3}, "CFG-MODEL-TYPE", "model_type is 3"),
         ({"dtype": "float32"}, "CFG-CONFLICT", "dtype 'float32', torch_dtype 'bfloat16'"),
         ({"text_config": {"hidden_size": 64}}, "CFG-NESTED", "both the top level and text_config"),

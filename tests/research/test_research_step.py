@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
 from autoport.port import Options
 from autoport.research.step import research, run
@@ -37,6 +38,32 @@ def test_problems_of_config_and_checkpoint_come_together(tmp_path):
     with pytest.raises(Refusal) as caught:
         research(str(folder))
     assert {problem.rule for problem in caught.value.problems} == {"CFG-ARCH", "CKPT-HEADER"}
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_git_lfs_pointer_is_named(tmp_path, file):
+    folder = write_checkpoint(tmp_path, small_config())
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 9876\n")
+    with pytest.raises(Refusal) as caught:
+        research(str(folder))
+    assert [problem.rule for problem in caught.value.problems] == ["SRC-LFS"]
+    assert "git lfs pull" in str(caught.value)
+
+
+def test_one_file_of_a_model_is_not_its_folder(tmp_path):
+    folder = write_checkpoint(tmp_path, small_config())
+    with pytest.raises(Refusal, match=f"SRC-FILE.*pass the folder that holds it: {folder}"):
+        research(str(folder / "config.json"))
+
+
+def test_a_config_alone_is_researched_and_what_was_not_checked_is_said(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
+    facts, checkpoint = research(str(tmp_path))
+    assert facts.fields["hidden_size"].value == 64
+    assert checkpoint.tensors == {}
+    assert any("were not checked" in warning for warning in facts.warnings)
+    with pytest.raises(Refusal, match=r"CKPT-NONE.*compute-tp"):
+        make_plan("small", facts, checkpoint, Options())
 
 
 def test_a_refusal_leaves_no_state(tmp_path, workspace):

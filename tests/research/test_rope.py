@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from autoport.analysis.positions import PARAMETERS
 from autoport.errors import Refusal
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
@@ -95,6 +96,15 @@ def test_a_wrong_block_is_named(tmp_path, changes, found):
     with pytest.raises(Refusal, match="CFG-ROPE") as caught:
         resolve(tmp_path, **changes)
     assert found in str(caught.value)
+
+
+def test_the_way_forward_lists_the_types_that_can_be_ported_with_their_numbers(tmp_path):
+    with pytest.raises(Refusal, match="CFG-ROPE") as caught:
+        resolve(tmp_path, rope_scaling={"factor": 8.0})
+    (problem,) = caught.value.problems
+    for kind, (required, _) in PARAMETERS.items():
+        if kind != "default":
+            assert f"{kind} (with {', '.join(required)})" in problem.next_step
 
 
 def test_the_facts_agree_with_what_transformers_makes_of_the_same_config(tmp_path):

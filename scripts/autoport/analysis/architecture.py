@@ -4,7 +4,12 @@ from collections import Counter
 from typing import Any
 
 from autoport.analysis.attention import describe_attention
-from autoport.analysis.crosscheck import bias_problems, head_problems, projection_problems
+from autoport.analysis.crosscheck import (
+    bias_problems,
+    head_problems,
+    ignored_problems,
+    projection_problems,
+)
 from autoport.analysis.families import FAMILIES
 from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
@@ -42,9 +47,11 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
         Refusal: with every feature that is out of scope and every disagreement of config and checkpoint.
     """
     family = FAMILIES.get(facts.architecture.value)
-    keys = CheckpointKeys(checkpoint.tensors, family.keys) if family else CheckpointKeys(checkpoint.tensors)
     where = checkpoint.source
     problems = facts_problems(facts)
+    if family is None:
+        raise Refusal(*problems)  # its keys are those of another architecture
+    keys = CheckpointKeys(checkpoint.tensors, family.keys)
     dtype = port_dtype(facts, checkpoint)
     if dtype is None:
         given = facts.fields.get("dtype")
@@ -56,16 +63,17 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
         found = f"no key begins with {begins}; there are {', '.join(sorted(keys.others)[:3])}"
         step = f"pass a checkpoint with the key names of {facts.architecture.value}"
         problems.append(Problem("SCOPE-KEYS", found, where, step))
-    elif family:
+    else:
         problems += foreign_key_problems(keys, family, where)
         problems += bias_problems(facts, family, keys, where)
         problems += head_problems(facts, keys, where)
         problems += projection_problems(facts, keys, checkpoint)
     blocking = ("SCOPE-ARCH", "MOE-")  # without these there is no description
-    if family and dtype and not any(problem.rule.startswith(blocking) for problem in problems):
+    if dtype and not any(problem.rule.startswith(blocking) for problem in problems):
         traits = Traits(family, facts)
         architecture = assemble(traits, keys, dtype)
         problems += traits.problems
+        problems = problems or [*ignored_problems(facts, architecture)]
         if not problems:
             return architecture
     raise Refusal(*problems)

@@ -6,8 +6,9 @@ from autoport.analysis.families.family import Family
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
+from autoport.research.fields import describe
 from autoport.research.keys import ranges
-from autoport.schema import Checkpoint, Facts
+from autoport.schema import Architecture, Checkpoint, Facts
 
 
 def bias_problems(facts: Facts, family: Family, keys: CheckpointKeys, where: str) -> Iterator[Problem]:
@@ -35,6 +36,24 @@ def bias_problems(facts: Facts, family: Family, keys: CheckpointKeys, where: str
         text = f"{role} {'a' if found else 'no'} bias in the checkpoint, but {why}"
         next_step = "correct the config, or pass the checkpoint that belongs to it"
         yield Problem("BIAS-CONFLICT", text, facts.config_file, next_step)
+
+
+def ignored_problems(facts: Facts, architecture: Architecture) -> Iterator[Problem]:
+    """What config.json asks for and the Hugging Face class does not do, so that neither does the port."""
+    windows = architecture.layers.windows or any("sliding_window" in text for text in architecture.checks)
+    attention, name = architecture.attention, architecture.hf_name
+    for key, rule, present in (
+        ("sliding_window", "SCOPE-WINDOW", bool(windows)),
+        ("attention_bias", "SCOPE-BIAS", attention.qkv_bias or attention.o_bias),
+        ("mlp_bias", "SCOPE-BIAS", architecture.mlp.bias),
+    ):
+        value = facts.config.get(key)
+        if value and not present:
+            found = f"{key} is {describe(value)}, which {name} ignores"
+            next_step = (
+                f"remove {key} from config.json if the model was trained without, else it is no {name}"
+            )
+            yield Problem(rule, found, facts.config_file, next_step)
 
 
 def _mixed(keys: CheckpointKeys, parts: list[str], layers: set[int], where: str) -> Iterator[Problem]:

@@ -12,10 +12,16 @@ from autoport.analysis.moe import moe_findings
 from autoport.analysis.positions import PARAMETERS, rope_by_label
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
+from autoport.research.config import NOT_PORTED
 from autoport.research.fields import describe, is_number
 from autoport.research.keys import ranges
+from autoport.research.rope import supported_types
 from autoport.schema import Fact, Facts
 
+NEXT_STEP = (
+    "port it without this part if config.json is wrong, or write this part by hand in Step 4 of SKILL.md, "
+    "from the nearest reference model"
+)
 Finding = tuple[str, str, str]
 """Rule, what was found, next step."""
 
@@ -52,10 +58,6 @@ FOREIGN_KEYS = [
 ]
 
 
-def _next_step() -> str:
-    return f"port one of {', '.join(sorted(FAMILIES))}, or write this part by hand"
-
-
 def facts_problems(facts: Facts) -> list[Problem]:
     """Every feature of the config that is out of scope."""
     found = [*_class_findings(facts)]
@@ -72,7 +74,7 @@ def _class_findings(facts: Facts) -> Iterator[Finding]:
     family = FAMILIES.get(name)
     if family is None:
         reason = f": {REFUSED[name]}" if name in REFUSED else ""
-        yield "SCOPE-ARCH", f"architecture {name!r} is not supported{reason}", _next_step()
+        yield "SCOPE-ARCH", f"architecture {name!r} is not supported{reason}", NOT_PORTED
     elif family.model_type != model_type:
         found = (
             f"model_type {model_type!r} with architecture {name!r}, which belongs to {family.model_type!r}"
@@ -83,16 +85,16 @@ def _class_findings(facts: Facts) -> Iterator[Finding]:
 def _feature_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Finding]:
     activation, head_dim = fields["activation"], fields["head_dim"]
     if activation.value not in ACTIVATIONS:
-        yield "SCOPE-ACTIVATION", f"activation {activation.value!r} ({activation.source})", _next_step()
+        yield "SCOPE-ACTIVATION", f"activation {activation.value!r} ({activation.source})", NEXT_STEP
     if head_dim.value % 2:
-        yield "SCOPE-HEAD-DIM", f"head_dim {head_dim.value} is odd ({head_dim.source})", _next_step()
+        yield "SCOPE-HEAD-DIM", f"head_dim {head_dim.value} is odd ({head_dim.source})", NEXT_STEP
     topology = traits.fact(traits.family.topology)
     if topology.value not in NORM_NAMES:
-        yield "SCOPE-BLOCK", f"the norms of a layer: {topology.value} ({topology.source})", _next_step()
+        yield "SCOPE-BLOCK", f"the norms of a layer: {topology.value} ({topology.source})", NEXT_STEP
     for condition, rule, what in traits.family.requires:
         fact = traits.fact(condition)
         if not fact.value:
-            yield rule, f"{what} ({fact.source})", _next_step()
+            yield rule, f"{what} ({fact.source})", NEXT_STEP
 
 
 def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Finding]:
@@ -110,20 +112,20 @@ def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Findi
         yield from _scaling_findings(kind, parameters, source)
         return
     if not traits.family.rope_labels:
-        yield "SCOPE-ROPE", f"a rotary embedding for each kind of layer ({source})", _next_step()
+        yield "SCOPE-ROPE", f"a rotary embedding for each kind of layer ({source})", NEXT_STEP
         return
     for label, block in parameters.items():
         if isinstance(block, dict):
             yield from _scaling_findings(block.get("rope_type", "default"), block, f"{source}.{label}")
     ropes = rope_by_label(traits, traits.per_layer(traits.family.rope_labels))
     if len({rope.rotary_dim for rope in ropes.values()}) > 1:
-        yield "SCOPE-ROPE", f"kinds of layers that rotate different parts of a head ({source})", _next_step()
+        yield "SCOPE-ROPE", f"kinds of layers that rotate different parts of a head ({source})", NEXT_STEP
 
 
 def _scaling_findings(kind: Any, parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:
     if kind not in PARAMETERS:
         known = "is not supported" if kind in KNOWN_ROPE_TYPES else "is unknown"
-        step = f"only {', '.join(PARAMETERS)} can be ported"
+        step = f"only default and these can be ported: {supported_types()}"
         yield "SCOPE-ROPE", f"rope_type {kind!r} {known} ({source})", step
         return
     wrong = [name for name in PARAMETERS[kind][0] if is_number(parameters.get(name))]
@@ -163,11 +165,11 @@ def foreign_key_problems(keys: CheckpointKeys, family: Family, where: str) -> li
                 continue
             if not known and re.fullmatch(pattern, suffix):
                 found = f"{what}: {keys.layer}{suffix} (layers {ranges(layers)})"
-                problems.append(Problem(rule, found, where, _next_step()))
+                problems.append(Problem(rule, found, where, NEXT_STEP))
                 break
     for key in sorted(keys.others):
         if key == f"{names.head}.bias" and not family.head_bias:
-            problems.append(Problem("SCOPE-BIAS", f"a bias on the head: {key}", where, _next_step()))
+            problems.append(Problem("SCOPE-BIAS", f"a bias on the head: {key}", where, NEXT_STEP))
         if key == f"{keys.prefix}{names.final_norm}.bias" and family.norm == "rms":
-            problems.append(Problem("SCOPE-NORM", f"a norm with a bias: {key}", where, _next_step()))
+            problems.append(Problem("SCOPE-NORM", f"a norm with a bias: {key}", where, NEXT_STEP))
     return problems

@@ -36,6 +36,13 @@ def make_plan(
     Raises:
         Refusal: for everything that is out of scope, and for every key that the weight map does not cover.
     """
+    if not checkpoint.tensors:
+        raise refuse(
+            "CKPT-NONE",
+            "Step 1 found a config and no weights; a plan needs the keys and shapes of a checkpoint",
+            checkpoint.source,
+            "add the .safetensors files and run Step 1 again; 'autoport compute-tp' needs the config only",
+        )
     described = describe_architecture(facts, checkpoint)
     family = FAMILIES[described.hf_name]
     conflicts = source_problems(facts, family, described)

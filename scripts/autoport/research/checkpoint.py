@@ -34,7 +34,8 @@ def read_checkpoint(source: Source) -> Checkpoint:
 
     Raises:
         Refusal: CKPT-NONE (no safetensors), CKPT-BIN (pickle only), CKPT-INDEX (index and files disagree),
-            CKPT-HEADER (a damaged or truncated file), CKPT-DUPLICATE (a key in two files); all at once.
+            CKPT-HEADER (a damaged or truncated file), SRC-LFS (a git-lfs pointer), CKPT-DUPLICATE (a key in two
+            files); all at once.
     """
     before = source.bytes_read
     notes: list[str] = []
@@ -119,8 +120,20 @@ def _files(source: Source, weight_map: dict[str, str] | None, notes: list[str]) 
     return sorted(named)
 
 
+def pickle_files(source: Source) -> list[str]:
+    return sorted(name for name in source.sizes if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
+
+
+def no_weights(source: Source) -> Checkpoint | None:
+    """A checkpoint without tensors for a folder with a config and no weights at all; None where there are some."""
+    if pickle_files(source) or any(name.endswith(".safetensors") for name in source.sizes):
+        return None
+    note = "no weights are there: biases, fused tensors, the head, sizes and quantisation were not checked"
+    return Checkpoint(source=source.name, files=[], tensors={}, total_bytes=0, bytes_read=0, notes=[note])
+
+
 def _no_safetensors(source: Source) -> Refusal:
-    pickles = sorted(name for name in source.sizes if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
+    pickles = pickle_files(source)
     if pickles:
         return refuse(
             "CKPT-BIN",

@@ -43,6 +43,10 @@ class Unfollowed(Exception):
     """A statement that this reading does not cover, or that the values at hand make fail."""
 
 
+class Rejected(Exception):
+    """A method raised an error."""
+
+
 class ClassText(msgspec.Struct, frozen=True):
     """A class as text: its methods, and the names of its bases."""
 
@@ -129,6 +133,21 @@ class Runner:
                 return frame.run()
         return self.base_method(self, instance, name, arguments)
 
+    def check(self, instance: Instance) -> str:
+        """What the class's own `validate_architecture` rejects, as its condition and its place; empty for nothing."""
+        for position, owner in enumerate(instance.mro):
+            method = owner.methods.get("validate_architecture")
+            if method is None:
+                continue
+            try:
+                _Frame(self, instance, position, method, {}).run()
+            except Rejected as rejected:
+                return str(rejected)
+            except Unfollowed:
+                return ""
+            return ""
+        return ""
+
     def step(self) -> None:
         self.steps += 1
         if self.steps > LARGEST_STEPS:
@@ -189,7 +208,11 @@ class _Frame:
             if node.value is not None:
                 self.assign(node.target, self.value(node.value))
         elif isinstance(node, ast.If):
-            self.block(node.body if self.value(node.test) else node.orelse)
+            chosen = node.body if self.value(node.test) else node.orelse
+            if chosen and isinstance(chosen[0], ast.Raise):
+                condition = ast.unparse(node.test).replace("self.", "")
+                raise Rejected(f"{condition} ({self.where(chosen[0]).removeprefix('derived: ')})")
+            self.block(chosen)
         elif isinstance(node, ast.For):
             for item in self.value(node.iter):
                 self.assign(node.target, item)

@@ -9,6 +9,7 @@ import msgspec
 
 from autoport.errors import Refusal, refuse
 from autoport.research.config_defaults import causal_lm_classes
+from autoport.research.config_types import type_conflicts
 from autoport.research.experts import resolve_experts
 from autoport.research.fields import (
     Resolver,
@@ -40,6 +41,10 @@ REQUIRED = {
     "activation": is_text,
     "tie_word_embeddings": is_flag,
 }
+NOT_PORTED = (
+    "references/coverage.md lists the classes that can be ported; to write this one by hand, start at Step 4 of "
+    "SKILL.md from the nearest reference model"
+)
 OPTIONAL = {"attention_bias": is_flag, "mlp_bias": is_flag, "partial_rotary_factor": is_number}
 
 # Keys that change the model's output when a class reads them; the rest (token ids, dropout, ...) does not.
@@ -120,6 +125,8 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
         resolver.use_class(model_type.value)
     fields = _fields(resolver)
     fields |= _vision(config)
+    _check_scope(resolver, architecture, model_type)
+    _check_class(resolver)
     if resolver.problems or architecture is None or model_type is None:
         raise Refusal(*resolver.problems)
     auto_map = config.get("auto_map")
@@ -135,6 +142,41 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
         remote_code=auto_map if isinstance(auto_map, dict) else {},
         warnings=resolver.warnings,
     )
+
+
+def _check_scope(resolver: Resolver, architecture: Fact | None, model_type: Fact | None) -> None:
+    """Stop (SCOPE-ARCH, alone) at a class that has no place for what a decoder has.
+
+    Raises:
+        Refusal: The other problems of such a config would only repeat that.
+    """
+    if architecture is None or model_type is None or not resolver.without_value:
+        return
+    missing = ", ".join(resolver.without_value)
+    if resolver.defaults:
+        why = (
+            f"the config class of {model_type.value!r} has no {missing}, as a decoder of attention layers has"
+        )
+    else:
+        why = f"transformers has no model_type {model_type.value!r}, and config.json gives no {missing}"
+    raise refuse(
+        "SCOPE-ARCH",
+        f"architecture {architecture.value!r} is not supported: {why}",
+        resolver.config_file,
+        NOT_PORTED,
+    )
+
+
+def _check_class(resolver: Resolver) -> None:
+    """Record (CFG-CLASS) why transformers' config class would not load this config."""
+    named = " ".join(problem.found for problem in resolver.problems)
+    for key, why in type_conflicts(resolver.model_type, resolver.config):
+        if not re.search(rf"\b{re.escape(key)}\b", named):
+            found = f"{resolver.path}{key} is {describe(resolver.config[key])}; {why}"
+            resolver.problem("CFG-CLASS", found, f"correct {key} in config.json, or remove it")
+    if resolver.rejected and not resolver.problems:
+        found = f"transformers rejects the config when {resolver.rejected}"
+        resolver.problem("CFG-CLASS", found, "correct these values in config.json")
 
 
 def _unconsumed(resolver: Resolver) -> Iterator[tuple[str, Any]]:
@@ -196,10 +238,19 @@ def _architecture(resolver: Resolver, config: Mapping[str, Any]) -> Fact | None:
     name = names[0]
     generative = name.endswith("ForCausalLM") or (resolver.path and name.endswith("ForConditionalGeneration"))
     if not generative and name not in causal_lm_classes().values():
-        resolver.problem(
-            "CFG-ARCH", f"architectures is {describe(value)}, not a causal language model", advice
+        raise refuse(
+            "CFG-ARCH",
+            f"architectures is {describe(value)}, not a causal language model",
+            resolver.config_file,
+            advice if suggestion else NOT_PORTED,
         )
-        return None
+    if config.get("is_encoder_decoder") is True:
+        raise refuse(
+            "SCOPE-ARCH",
+            f"architecture {name!r} is not supported: is_encoder_decoder is true, and only decoders are ported",
+            resolver.config_file,
+            NOT_PORTED,
+        )
     return Fact(name, "config.json: architectures")
 
 
@@ -208,14 +259,14 @@ def _model_type(resolver: Resolver, architecture: Fact | None) -> Fact | None:
     value = resolver.config.get("model_type")
     if isinstance(value, str) and value:
         return Fact(value, f"config.json: {resolver.path}model_type")
-    owners = [key for key, name in causal_lm_classes().items() if architecture and name == architecture.value]
-    if value is None and architecture and len(owners) == 1:
-        resolver.warnings.append(f"model_type is missing; {architecture.value} belongs to {owners[0]!r}")
-        return Fact(owners[0], f"derived: the model type of {architecture.value} in transformers")
     if value is not None or architecture:
-        resolver.problem(
-            "CFG-MODEL-TYPE", f"model_type is {describe(value)}", "add model_type to config.json"
-        )
+        found = "missing" if "model_type" not in resolver.config else describe(value)
+        owners = [
+            key for key, name in causal_lm_classes().items() if architecture and name == architecture.value
+        ]
+        hint = f'; for {architecture.value} it is "{owners[0]}"' if architecture and owners else ""
+        next_step = f"add {resolver.path}model_type to config.json, transformers needs it{hint}"
+        resolver.problem("CFG-MODEL-TYPE", f"{resolver.path}model_type is {found}", next_step)
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from autoport.research.class_text import ClassText, Instance, Runner, Unfollowed, same
+from autoport.research.class_text import ClassText, Instance, Rejected, Runner, Unfollowed, same
 from autoport.research.config_defaults import (
     class_place,
     config_defaults,
@@ -46,10 +46,12 @@ class ClassAttributes(msgspec.Struct):
     Attributes:
         facts: By attribute name; a value that the class did not change has the source of config.json.
         unfollowed: Why the text of the class could not be followed; `facts` is then empty.
+        rejected: The condition on which the class raises an error for this config; empty when it takes it.
     """
 
     facts: dict[str, Fact] = {}
     unfollowed: str = ""
+    rejected: str = ""
 
 
 def class_attributes(model_type: str, config: Mapping[str, Any], path: str = "") -> ClassAttributes:
@@ -68,14 +70,17 @@ def class_attributes(model_type: str, config: Mapping[str, Any], path: str = "")
     if place[1] not in texts:
         return ClassAttributes()
     try:
-        instance = _build(texts, place[1], dict(config), config_defaults(model_type), path)
+        instance, refused = _build(texts, place[1], dict(config), config_defaults(model_type), path)
+    except Rejected as rejected:
+        return ClassAttributes(rejected=str(rejected))
     except (Unfollowed, TypeError, AttributeError, ValueError, LookupError, RecursionError) as error:
         return ClassAttributes(unfollowed=f"{place[1]} ({place[0].name}): {error}")
     facts = {
         name: Fact(_plain(value), instance.sources.get(name, ""))
         for name, value in instance.attributes.items()
     }
-    return ClassAttributes({name: fact for name, fact in facts.items() if fact.source})
+    found = {name: fact for name, fact in facts.items() if fact.source}
+    return ClassAttributes(found, rejected=refused)
 
 
 @functools.cache
@@ -98,7 +103,8 @@ def _build(
     config: dict[str, Any],
     defaults: Mapping[str, Fact],
     path: str,
-) -> Instance:
+) -> tuple[Instance, str]:
+    """The config object, and what `validate_architecture` rejects."""
     mro: list[ClassText] = []
     current = name
     while current in texts and texts[current] not in mro:
@@ -128,7 +134,8 @@ def _build(
     def build(other: str, arguments: dict[str, Any]) -> Instance | None:
         if other not in texts:
             return None
-        return _build(texts, other, arguments, defaults_of(str(texts[other].path), other), f"{path}{other}.")
+        defaults = defaults_of(str(texts[other].path), other)
+        return _build(texts, other, arguments, defaults, f"{path}{other}.")[0]
 
     runner = Runner(build, functools.partial(_base_method, given), _line)
     runner.call(instance, "__post_init__", kwargs)
@@ -136,7 +143,7 @@ def _build(
         changed = own in instance.attributes and not same(_plain(instance.attributes[own]), value)
         if changed and instance.sources.get(own) == source:
             instance.sources[own] = f"{source}, completed by {name} (transformers {version()})"
-    return instance
+    return instance, runner.check(instance)
 
 
 def _base_method(

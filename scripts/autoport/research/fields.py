@@ -80,6 +80,8 @@ class Resolver:
         consumed: Config keys that were looked at.
         problems: Everything wrong so far.
         warnings: What a reader must know.
+        rejected: The condition on which the config class raises an error for this config.
+        without_value: Required fields for which neither the config nor the class has a name.
     """
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Fact], config_file: str):
@@ -94,6 +96,8 @@ class Resolver:
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
         self.model_type = ""
+        self.rejected = ""
+        self.without_value: list[str] = []
 
     def use_class(self, model_type: str) -> None:
         """Take defaults and computed values from transformers' config class, if it has one."""
@@ -103,6 +107,7 @@ class Resolver:
         self.attributes = computed.facts
         if "attribute_map" in self.defaults:
             self.renamed = self.defaults["attribute_map"].value
+        self.rejected = computed.rejected
         if computed.unfollowed:
             self.warnings.append(f"what the config class computes is not known: {computed.unfollowed}")
 
@@ -174,6 +179,8 @@ class Resolver:
             fact = self._default(name)
         if fact is None and len(self.problems) == count:
             spellings = " or ".join(self._spellings(name))
+            if not any(self._is_declared(key) for key in ALIASES[name]):
+                self.without_value.append(name)
             self.problem(
                 "CFG-MISSING",
                 f"{name} has no value: neither config.json nor a config class gives {spellings}",

@@ -11,6 +11,12 @@ from autoport.research.aliases import READ_WITH
 from autoport.research.fields import Resolver, describe, is_number, is_text
 from autoport.schema import Fact
 
+# The numbers that each type cannot do without; these are the types that can be ported.
+REQUIRED_NUMBERS: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor",),
+}
 RENAMED_TYPES = {"su": "longrope"}
 
 
@@ -134,6 +140,11 @@ def _from_file(resolver: Resolver) -> dict[str, Fact]:
     return facts
 
 
+def supported_types() -> str:
+    """The types that can be ported, each with the numbers that it needs."""
+    return "; ".join(f"{kind} (with {', '.join(names)})" for kind, names in REQUIRED_NUMBERS.items())
+
+
 def _taken(key: str) -> str:
     return f"transformers takes {key}, and so does the port"
 
@@ -204,7 +215,7 @@ def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | N
             resolver.problem(
                 "CFG-ROPE",
                 f"{block_key} has {', '.join(scaling)} but no rope_type",
-                f"add {block_key}.rope_type (linear, dynamic, yarn, longrope or llama3)",
+                f"add {block_key}.rope_type: {supported_types()}",
             )
             return None
         return Fact("default", f"config.json: {resolver.path}{block_key} names no scaling")

@@ -13,6 +13,7 @@ from autoport.errors import refuse
 TRANSPORTS = ("http", "requests", "urllib3")  # modules whose errors the hub client lets through
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 CONFIG_NAME = "config.json"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 PIECE_BYTES = 1024 * 1024
 ATTEMPTS = 3  # each of which is retried by the hub client where no byte came
 FIRST_WAIT_SECONDS = 0.5
@@ -55,10 +56,18 @@ class Source:
         """Return up to `length` bytes of the file from offset `start`.
 
         Raises:
-            Refusal: SRC-READ when the file cannot be read, SRC-HUB when the hub does not answer.
+            Refusal: SRC-READ when the file cannot be read, SRC-LFS when it is a git-lfs pointer, SRC-HUB when the
+                hub does not answer.
         """
         data = self._read(filename, start, length)
         self.bytes_read += len(data)
+        if start == 0 and data.startswith(LFS_POINTER[: max(8, len(data))]):
+            raise refuse(
+                "SRC-LFS",
+                "is a git-lfs pointer, not the file itself",
+                self.where(filename),
+                "run 'git lfs install && git lfs pull' in the clone, or download the model from the hub",
+            )
         return data
 
     def _read(self, filename: str, start: int, length: int) -> bytes:

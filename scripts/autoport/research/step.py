@@ -1,11 +1,12 @@
 """Step 1: research the architecture; writes facts.json and checkpoint.json."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from autoport.errors import Problem, Refusal, refuse
 from autoport.port import Options, Outcome, Port
-from autoport.research.checkpoint import read_checkpoint
+from autoport.research.checkpoint import no_weights, read_checkpoint
 from autoport.research.config import load_config, read_facts
 from autoport.research.config_class import class_attributes
 from autoport.research.config_defaults import class_source
@@ -21,12 +22,19 @@ FACTOR = re.compile(r"_(multiplier|scale|scaling|factor|scalar|softcapping)$")
 
 
 def research(source_name: str) -> tuple[Facts, Checkpoint]:
-    """Read what a model's config and headers say.
+    """Read what a model's config and headers say; of a config without weights, what can be known of it.
 
     Raises:
         Refusal: with the problems of the config and of the checkpoint together.
     """
     source = open_source(source_name)
+    if Path(source_name).expanduser().is_file():
+        raise refuse(
+            "SRC-FILE",
+            f"{source_name} is one file of a model",
+            source_name,
+            f"pass the folder that holds it: {Path(source_name).parent}",
+        )
     problems: list[Problem] = []
     config: dict[str, Any] = {}
     facts: Facts | None = None
@@ -37,7 +45,7 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
     except Refusal as refusal:
         problems += refusal.problems
     try:
-        checkpoint = read_checkpoint(source)
+        checkpoint = no_weights(source) or read_checkpoint(source)
         problems += quantization_problems(config, source.config_file, checkpoint)
     except Refusal as refusal:
         problems += refusal.problems
