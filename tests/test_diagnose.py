@@ -91,6 +91,13 @@ EXAMPLES = {
     "NOT-SIMULATED": [
         "AttributeError: vllm_neuron.functional.moe_x exists in the plugin but not in the simulator"
     ],
+    "ENGINE-CONFIG": [
+        "ValueError: the vLLM Neuron simulator refuses this configuration: speculative_config is not simulated"
+    ],
+    "REQUEST-SAMPLING": [
+        "VLLMValidationError: sampling on the device would ignore seed; set additional_config.neuron_config",
+        "VLLMValidationError: prompt_logprobs is not supported on Neuron (parameter=prompt_logprobs)",
+    ],
     "BUCKETS": ["ValueError: num_seqs_buckets must end at max_num_seqs 8, got [1, 2, 4]"],
     "NO-BLOCK": ["RuntimeError: the KV cache has no free block; raise num_blocks"],
     "FP8-SEGMENTED": ["NotImplementedError: Segmented prefill with an FP8 KV cache needs fp8_packed_kv"],

@@ -83,12 +83,13 @@ def test_the_second_model_runner_is_refused(configure, monkeypatch):
 
 def test_structured_outputs_have_to_be_on(configure):
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import StructuredOutputsParams
     from vllm_neuron.vllm.platform import NeuronPlatform
 
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
     configure(**SINGLE)
-    with pytest.raises(ValueError, match="enable_structured_outputs"):
+    with pytest.raises(VLLMValidationError, match="enable_structured_outputs"):
         NeuronPlatform.validate_request({}, params)
     configure({"enable_structured_outputs": True}, **SINGLE)
     NeuronPlatform.validate_request({}, params)

@@ -167,6 +167,8 @@ def test_sampling_on_the_cpu(served):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_sampling_on_the_device(served, ranks):
+    from vllm.exceptions import VLLMValidationError
+
     llm = served("llama", tensor_parallel_size=ranks, neuron_config={})
     texts = prompts([20, 30])
     [greedy], [top_1], [drawn] = (
@@ -179,9 +181,9 @@ def test_sampling_on_the_device(served, ranks):
         {"repetition_penalty": 1.5},
         {"temperature": 1.0, "min_p": 0.1},
     ):
-        with pytest.raises(ValueError, match=f"would ignore {list(params)[-1]}"):
+        with pytest.raises(VLLMValidationError, match=f"would ignore {list(params)[-1]}"):
             generate(llm, texts, 1, **params)
-    with pytest.raises(ValueError, match="prompt_logprobs"):
+    with pytest.raises(VLLMValidationError, match="prompt_logprobs"):
         generate(llm, texts, 1, prompt_logprobs=1)
 
 

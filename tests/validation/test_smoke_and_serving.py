@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from autoport.cli.status import serving_rows
 from autoport.codegen.document import documents
 from autoport.errors import Refusal
 from autoport.port import Options, run_step
@@ -105,6 +106,23 @@ def test_a_green_smoke_test(port, backend):
     assert "on simulator on a laptop" in text
     assert "`The capital of France is` | `text 50`" in text
     assert text.count("Not run yet.") == 2  # online serving, logits
+
+
+def test_status_shows_the_tests_of_the_model_as_it_is(port, backend):
+    def shown():
+        return {command: (status, result) for _, command, status, result in serving_rows(port)}
+
+    assert shown() == {"smoke": ("not run", ""), "serve-test": ("not run", "")}
+    smoke.smoke(port, backend(FAKE_LLM="same"))
+    assert shown()["smoke"][0] == "red"
+    smoke.smoke(port, backend())
+    status, result = shown()["smoke"]
+    assert (status, result.endswith("on simulator on a laptop")) == ("green", True)
+    serving.serve_test(port, backend(FAKE_FAULTS="no_start"))
+    assert shown()["serve-test"][0] == "red"
+    model = port.workspace.model_dir("yi") / "model.py"
+    model.write_text(model.read_text() + "\n# edited\n")
+    assert {status for status, _ in shown().values()} == {"outdated"}
 
 
 def test_a_green_smoke_test_marks_what_it_shows(port, backend):

@@ -1,8 +1,12 @@
 """`autoport status`: where a port stands."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autoport.cli.arguments import AsJson, Name, WorkspacePath
+
+if TYPE_CHECKING:
+    from autoport.workspace import Port
 
 
 def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
@@ -18,8 +22,18 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
             "PORT-NONE", f"no port named {name!r}", port.state_dir, f"start one: autoport port {name} SOURCE"
         )
     files = {path: port.file_status(path) for path in sorted(port.manifest.files)}
+    served = serving_rows(port)
     if as_json:
-        print_json({"name": name, "source": port.source, "steps": port.manifest.steps, "files": files})
+        tests = {command: {"status": status, "found": found} for _, command, status, found in served}
+        print_json(
+            {
+                "name": name,
+                "source": port.source,
+                "steps": port.manifest.steps,
+                "tests": tests,
+                "files": files,
+            }
+        )
         return
     rows = []
     for step, definition in STEPS.items():
@@ -32,5 +46,29 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
                 record.summary if record else "",
             )
         )
-    print_table(("Step", "Command", "Status", "Result"), rows, title=f"{name} from {port.source}")
+    print_table(("Step", "Command", "Status", "Result"), rows + served, title=f"{name} from {port.source}")
     print_table(("File", "State"), list(files.items()))
+
+
+def serving_rows(port: "Port") -> list[tuple[str, str, str, str]]:
+    """(step, command, status, result) of the smoke and the serving test.
+
+    The status is that of the model's files as they are now; ``outdated`` is a result of other files.
+    """
+    from autoport.codegen.results import OFFLINE, ONLINE, current_sections
+
+    rows = []
+    sections = current_sections(port)
+    for number, command, name, state in (
+        ("8", "smoke", OFFLINE, "smoke.json"),
+        ("9", "serve-test", ONLINE, "serving.json"),
+    ):
+        measured = sections[name]
+        if measured is not None:
+            status = "green" if measured.verdict == "passed" else "red"
+            rows.append((number, command, status, measured.facts[0][1]))
+        elif port.has_state(state):
+            rows.append((number, command, "outdated", f"the model's files changed since {state}"))
+        else:
+            rows.append((number, command, "not run", ""))
+    return rows

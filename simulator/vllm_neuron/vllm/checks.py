@@ -12,6 +12,7 @@ from vllm_neuron.utils.dtype_utils import (
     kv_cache_dtype_str_to_dtype,
     validate_fp8_segmented_supported,
 )
+from vllm_neuron.vllm.internals import VLLMValidationError
 from vllm_neuron.vllm.sizes import StepSizes
 
 # Sampling parameters that on-device sampling does not read, with the value that asks for nothing.
@@ -140,18 +141,19 @@ def check_sampling_params(params: Any, vllm_config: Any) -> None:
     """Check a request.
 
     Raises:
-        ValueError: It asks for prompt log-probabilities, for structured output while that is off, or, with
+        VLLMValidationError: It asks for prompt log-probabilities, for structured output while that is off, or, with
             on-device sampling, for more than temperature, top_k, top_p and log-probabilities.
     """
     neuron_config = get_neuron_config(vllm_config)
     if getattr(params, "prompt_logprobs", None) is not None:
-        raise ValueError("prompt_logprobs is not supported on Neuron")
+        raise VLLMValidationError("prompt_logprobs is not supported on Neuron", parameter="prompt_logprobs")
     if (
         getattr(params, "structured_outputs", None) is not None
         and not neuron_config.enable_structured_outputs
     ):
-        raise ValueError(
-            "structured outputs are off; set additional_config.neuron_config.enable_structured_outputs to true"
+        raise VLLMValidationError(
+            "structured outputs are off; set additional_config.neuron_config.enable_structured_outputs to true",
+            parameter="structured_outputs",
         )
     if neuron_config.on_device_sampling_config is None:
         return
@@ -163,9 +165,12 @@ def check_sampling_params(params: Any, vllm_config: Any) -> None:
     if getattr(params, "seed", None) is not None and params.temperature > 0:
         ignored.append("seed")
     if ignored:
-        raise ValueError(
+        raise VLLMValidationError(
             f"sampling on the device would ignore {', '.join(ignored)}; set "
-            "additional_config.neuron_config.on_device_sampling_config to null to sample on the CPU"
+            "additional_config.neuron_config.on_device_sampling_config to null to sample on the CPU",
+            parameter=ignored[0],
         )
     if params.logprobs is not None and neuron_config.max_logprobs == 0:
-        raise ValueError("logprobs need neuron_config.max_logprobs to be other than 0")
+        raise VLLMValidationError(
+            "logprobs need neuron_config.max_logprobs to be other than 0", parameter="logprobs"
+        )

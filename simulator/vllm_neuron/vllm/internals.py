@@ -7,6 +7,7 @@ platform and process-group modules directly.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.model_executor.models import registry
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -33,6 +34,7 @@ __all__ = [
     "Scheduler",
     "SchedulerOutput",
     "SlidingWindowSpec",
+    "VLLMValidationError",
     "WorkerBase",
     "apply_grammar_bitmask",
     "build_logitsprocs",

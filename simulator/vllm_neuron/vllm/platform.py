@@ -108,7 +108,7 @@ class NeuronPlatform(Platform):
         """Refuse a request that would be answered as if it had asked for less.
 
         Raises:
-            ValueError: See `check_sampling_params`.
+            VLLMValidationError: See `check_sampling_params`; the server answers with HTTP 400.
         """
         from vllm_neuron.vllm.checks import check_sampling_params
 

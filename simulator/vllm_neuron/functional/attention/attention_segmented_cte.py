@@ -1,6 +1,7 @@
 """Prefill attention of one segment over the paged cache ("chunked prefill")."""
 
 import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from vllm_neuron.functional._numerics import PMAX
 from vllm_neuron.functional.attention._cache import gather_blocks, unpack_keys
@@ -77,14 +78,21 @@ def segmented_attention(
     if window:
         visible = visible & (key_position > query_position - window)
 
-    grouped = q.float().reshape(kv_heads, -1, D)  # [kv_heads, heads / kv_heads * Sq, D]
-    scores = (grouped @ keys.transpose(1, 2)).view(heads, Sq, S_ctx)
-    scores = scores * (D**-0.5 if scale is None else scale)
-    scores = scores.masked_fill(~visible, float("-inf"))
+    mask = visible
     if sink is not None:
-        scores = torch.cat([scores, sink.float().view(heads, 1, 1).expand(-1, Sq, -1)], dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., :S_ctx].nan_to_num(nan=0.0)
-    output = (weights.reshape(kv_heads, -1, S_ctx) @ values).view(heads, Sq, D).to(q.dtype)
+        # One more key, with the sink as its logit and no value.
+        bias = torch.zeros(Sq, S_ctx, device=q.device).masked_fill(~visible, float("-inf"))
+        column = sink.float().view(heads, 1, 1).expand(-1, Sq, -1)
+        mask = torch.cat([bias.expand(heads, -1, -1), column], dim=-1)
+        keys, values = (pad(rows, (0, 0, 0, 1)) for rows in (keys, values))
+    group = heads // kv_heads
+    output = scaled_dot_product_attention(
+        q.float()[None],
+        keys.repeat_interleave(group, dim=0)[None],
+        values.repeat_interleave(group, dim=0)[None],
+        attn_mask=mask,
+        scale=scale,
+    )[0].to(q.dtype)
     return output.transpose(1, 2) if tp_out else output
 
 
