@@ -1,10 +1,14 @@
 """Steps 3 and 4: the model's package (`__init__.py`, `config.py`, `factory.py`, `model.py`) from the plan."""
 
+from collections.abc import Sequence
+
 from autoport.codegen.context import architecture_context, own_loaders
+from autoport.codegen.factory import selection_context
 from autoport.codegen.render import render_python
 from autoport.codegen.support import check_plan
 from autoport.port import Options, Outcome
 from autoport.schema import Plan, WeightEntry
+from autoport.variants import BASE, Variant, read_variants
 from autoport.workspace import Port
 
 TEMPLATES = {
@@ -19,9 +23,10 @@ WEIGHT_LOADERS = "weight_loaders.py"  # only for a model that needs loaders of i
 def run(port: Port, options: Options) -> Outcome:
     """Write the model's package; a file edited since it was generated is refused unless `options.force`."""
     plan = port.read_state("plan.json", Plan, "analyze")
-    package = port.workspace.package
+    package, variants = port.workspace.package, read_variants(port.workspace, port.name)
     files = {
-        f"{package}/model/{port.name}/{name}": text for name, text in render_package(plan, package).items()
+        f"{package}/model/{port.name}/{name}": text
+        for name, text in render_package(plan, package, variants).items()
     }
     changed = port.write_files("generate", files, options.force)
     lines = files[f"{package}/model/{port.name}/model.py"].count("\n")
@@ -30,11 +35,12 @@ def run(port: Port, options: Options) -> Outcome:
     )
 
 
-def render_package(plan: Plan, package: str) -> dict[str, str]:
+def render_package(plan: Plan, package: str, variants: Sequence[Variant] = (BASE,)) -> dict[str, str]:
     """Render the model's package.
 
     Args:
         package: The plugin's package, ``vllm_neuron`` or ``private_vllm_neuron``.
+        variants: What the factory chooses from; their own files are not part of the result.
 
     Returns:
         Text by file name.
@@ -47,25 +53,29 @@ def render_package(plan: Plan, package: str) -> dict[str, str]:
     for entry in plan.weights.entries:
         if "{i}" in entry.parameter:
             layered[entry.layers if plan.architecture.layers.moe else "all"].append(entry)
-    context = {
-        "name": plan.name,
-        "prefix": plan.class_prefix,
-        "hf_name": plan.architecture.hf_name,
-        "package": package,
-        "exports": sorted(
-            [plan.architecture.hf_name, f"{plan.class_prefix}Config", "UnsupportedConfigError"]
-        ),
-        "arch": plan.architecture,
-        "weights": {
-            "single": [entry for entry in plan.weights.entries if "{i}" not in entry.parameter],
-            "layered": layered["all"],
-            "moe": layered["moe"],
-            "dense": layered["dense"],
-        },
-        "per_head_keys": any(
-            len(entry.keys) > 1 for entry in plan.weights.entries if entry.transform == "q_heads"
-        ),
-    } | architecture_context(plan.architecture)
+    context = (
+        {
+            "name": plan.name,
+            "prefix": plan.class_prefix,
+            "hf_name": plan.architecture.hf_name,
+            "package": package,
+            "exports": sorted(
+                [plan.architecture.hf_name, f"{plan.class_prefix}Config", "UnsupportedConfigError"]
+            ),
+            "arch": plan.architecture,
+            "weights": {
+                "single": [entry for entry in plan.weights.entries if "{i}" not in entry.parameter],
+                "layered": layered["all"],
+                "moe": layered["moe"],
+                "dense": layered["dense"],
+            },
+            "per_head_keys": any(
+                len(entry.keys) > 1 for entry in plan.weights.entries if entry.transform == "q_heads"
+            ),
+        }
+        | architecture_context(plan.architecture)
+        | selection_context(variants)
+    )
     templates = dict(TEMPLATES)
     if own_loaders(plan.architecture):
         templates[WEIGHT_LOADERS] = f"boilerplate/{WEIGHT_LOADERS}.j2"

@@ -1,0 +1,155 @@
+"""Variants: the implementations that a model's factory chooses from, as data.
+
+The first variant of a model is its bf16 implementation, ``model.py``, which the factory falls back to. The others
+are declared in ``.autoport/<model>/variants.json``.
+"""
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+
+from autoport.errors import Problem, Refusal, refuse
+from autoport.workspace import STATE_FOLDER, Workspace, read_json
+
+STATE_FILE = "variants.json"
+
+Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
+
+# Weight formats that can be generated -> what `checkpoint_format` of the model's config.py returns for them.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "fp8": (
+        "modelopt FP8",
+        "compressed-tensors float-quantized float8",
+        "compressed-tensors naive-quantized float8",
+    ),
+    "int8": ("compressed-tensors int-quantized int8", "compressed-tensors naive-quantized int8"),
+    "mxfp4": ("mxfp4",),
+}
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A comparison of a config value with a literal, e.g. ``rope_parameters.rope_type == llama3``.
+
+    Attributes:
+        field: Attribute of the Hugging Face config, and keys below it, joined by dots; a first name
+            ``neuron_config`` reads the plugin's configuration instead. What is not there is None.
+    """
+
+    field: str
+    op: Operator
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.op} {self.value!r}"
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One implementation.
+
+    Attributes:
+        name: ``bf16``, ``mxfp4``, ``throughput``, ...
+        module: Module of the model's package that has it; its class is named as the one in ``model.py``.
+        quantization: Values of ``neuron_config.quantization`` that select it.
+        formats: Checkpoint formats that it loads, and that select it.
+        platforms: Where it runs; empty for anywhere.
+        default_on: Platforms that select it when nothing else decides.
+        when: Conditions that together select it.
+        require: Conditions without which it cannot run.
+    """
+
+    name: str
+    module: str
+    quantization: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    platforms: tuple[str, ...] = ()
+    default_on: tuple[str, ...] = ()
+    when: tuple[Condition, ...] = ()
+    require: tuple[Condition, ...] = ()
+
+
+BASE = Variant("bf16", "model", quantization=("bf16",))
+
+
+def read_variants(workspace: Workspace, model: str) -> list[Variant]:
+    """The model's variants, `BASE` first.
+
+    Raises:
+        Refusal: PORT-STATE when the file is damaged, VAR-DECLARATION when the variants contradict each other.
+    """
+    path = workspace.root / STATE_FOLDER / model / STATE_FILE
+    if not path.is_file():
+        return [BASE]
+    variants = [BASE, *read_json(path, list[Variant])]
+    check_variants(variants, str(path))
+    return variants
+
+
+def check_variants(variants: Sequence[Variant], where: str) -> None:
+    """Check that a factory can tell the variants apart.
+
+    Raises:
+        Refusal: VAR-DECLARATION with everything that is wrong.
+    """
+    problems: list[Problem] = []
+
+    def wrong(found: str, next_step: str) -> None:
+        problems.append(Problem("VAR-DECLARATION", found, where, next_step))
+
+    for number, variant in enumerate(variants):
+        before = variants[:number]
+        for text in (variant.name, variant.module, *variant.quantization, *variant.platforms):
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", text):
+                wrong(f"{text!r} of variant {variant.name!r} is not lower-case snake_case", "choose another")
+        for field in ("name", "module"):
+            if any(getattr(other, field) == getattr(variant, field) for other in before):
+                wrong(f"two variants have the {field} {getattr(variant, field)!r}", "choose another name")
+        for field in ("quantization", "formats", "default_on"):
+            for other in before:
+                for value in sorted({*getattr(other, field)} & {*getattr(variant, field)}):
+                    wrong(
+                        f"{field} {value!r} would select both {other.name!r} and {variant.name!r}",
+                        "give it to one of them",
+                    )
+        if variant.platforms and not {*variant.default_on} <= {*variant.platforms}:
+            elsewhere = ", ".join(sorted({*variant.default_on} - {*variant.platforms}))
+            wrong(
+                f"{variant.name!r} is the default on {elsewhere}, where it does not run",
+                f"add --platform {elsewhere}, or leave --default-on out",
+            )
+        if number and not (variant.quantization or variant.formats or variant.default_on or variant.when):
+            wrong(
+                f"nothing selects {variant.name!r}", "pass --default-on PLATFORM or --when 'FIELD OP VALUE'"
+            )
+    if problems:
+        raise Refusal(*problems)
+
+
+def parse_condition(text: str) -> Condition:
+    """Read ``FIELD OP VALUE``; a value that is no Python literal is a string.
+
+    Raises:
+        Refusal: VAR-CONDITION.
+    """
+    operators = "|".join(re.escape(op) for op in sorted(get_args(Operator), key=len, reverse=True))
+    match = re.fullmatch(
+        rf"\s*([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)\s*(?<!\w)?({operators})(?!\w|=)\s*(.+?)\s*", text, re.A
+    )
+    example = "write FIELD OP VALUE, e.g. 'rope_parameters.rope_type == llama3'"
+    if match is None:
+        raise refuse("VAR-CONDITION", f"{text!r} is no condition", "option --when or --require", example)
+    field, op, written = match.groups()
+    try:
+        value = ast.literal_eval(written)
+    except (ValueError, SyntaxError):
+        value = written
+    if op in ("in", "not in") and not isinstance(value, (list, tuple)):
+        raise refuse(
+            "VAR-CONDITION", f"{text!r}: {op} needs a list", "option --when or --require", "write ['a', 'b']"
+        )
+    value = list(value) if isinstance(value, tuple) else value
+    if not isinstance(value, (str, int, float, bool, list, type(None))):
+        raise refuse("VAR-CONDITION", f"{text!r}: {value!r}", "option --when or --require", example)
+    return Condition(field, cast(Operator, op), value)
