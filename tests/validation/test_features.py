@@ -22,6 +22,7 @@ PORTED = [
     "glm4",
     "gpt2",
     "granite_swa: multipliers",
+    "llama: hidden_size an odd multiple of 128",
     "ministral3",
     "nemotron",
     "olmo3: YaRN",

@@ -8,6 +8,7 @@ from autoport.schema import Attention, Norm, OutputGate, QkNorm
 
 LARGEST_FUSED_HEAD_DIM = 128  # flash, segmented and decode attention kernels
 BLOCK_SIZE = 32  # the plugin's default; the segmented kernel takes windows of whole blocks
+PARTITIONS = 128  # rows of the on-chip memory; the QKV kernels split hidden_size into pieces of this size
 
 
 def describe_attention(
@@ -27,6 +28,8 @@ def describe_attention(
     qkv_clip = traits.number(family.qkv_clip)
     q_temperature = bool(traits.value(family.q_temperature))
     reasons = [*_composed(head_dim, qk_norm, softcap, alibi, qkv_clip, windows)]
+    if value["hidden_size"] % (2 * PARTITIONS) == PARTITIONS:
+        reasons.append(f"hidden_size {value['hidden_size']} is an odd multiple of {PARTITIONS}")
     if q_temperature:
         reasons.append("queries scaled by their position")
     if family.float32_scores:

@@ -97,5 +97,3 @@ def _further(architecture: Architecture) -> Iterator[Pitfall]:
             yield Pitfall(
                 "PIT-SHARED-REDUCE", "experts and shared experts are summed before one all-reduce, not two"
             )
-    for reason in attention.composed:
-        yield Pitfall("PIT-COMPOSED", f"attention is composed of smaller operators: {reason}")

@@ -1,6 +1,7 @@
 """The twin's config: the real one shrunk to the smallest sizes that keep its structure."""
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ TP_SIZES = (1, 2, 4)  # the sizes that the twin admits exactly when the real mod
 MIN_HEAD_DIM = 16  # eight RoPE frequencies
 MAX_HEAD_DIM = 128  # the attention kernels' limit
 MIN_VOCAB = 512
-HIDDEN_MULTIPLES = (256, 128, 2)  # the MLP's decode kernel needs 256, the others 128
+HIDDEN_MULTIPLES = (256, 128)  # what the decode kernels and the others ask of hidden_size
 WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
 
 # Config keys of sizes that a config leaves to its class, so that no key says where they go.
@@ -92,16 +93,19 @@ def _shrink_heads(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
 def _shrink_widths(value: Mapping[str, Any], heads: int) -> tuple[int, int, int | None]:
     """Smallest (head_dim, hidden_size, original context of the RoPE scaling or None) for `heads` heads."""
     real_hidden, real_width = value["hidden_size"], value["num_heads"] * value["head_dim"]
-    multiple = next(multiple for multiple in HIDDEN_MULTIPLES if real_hidden % multiple == 0)
+
+    def as_real(hidden: int) -> bool:
+        return all((hidden % multiple == 0) == (real_hidden % multiple == 0) for multiple in HIDDEN_MULTIPLES)
+
     for head_dim in range(min(MIN_HEAD_DIM, value["head_dim"]), MAX_HEAD_DIM + 1, 2):
         width = heads * head_dim
         if real_hidden == real_width:
             hidden = width
         elif real_hidden > real_width:
-            hidden = (width // multiple + 1) * multiple
+            hidden = next(filter(as_real, itertools.count(width + 2, 2)))
         else:
-            hidden = multiple
-        fits = hidden % multiple == 0 and (hidden < width) == (real_hidden < real_width)
+            hidden = next(filter(as_real, range(width - 2, 0, -2)), width)
+        fits = as_real(hidden) and (hidden < width) == (real_hidden < real_width)
         if not fits:
             continue
         if value["rope_type"] != "llama3":
