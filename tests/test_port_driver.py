@@ -114,10 +114,20 @@ def test_edits_are_kept_and_checked_again(workspace, source, monkeypatch):
     assert again["review"] == "done"
     assert model.read_text() == edited
 
-    port = Port(workspace, "tiny")
-    with pytest.raises(Refusal) as refusal:
-        run_step(port, "generate", Options())
-    assert refusal.value.problems[0].rule == "PORT-EDITED"
+    # The generator's own text has not changed, so the edit stands.
+    assert (
+        "kept: vllm_neuron/model/tiny/model.py"
+        in run_step(Port(workspace, "tiny"), "generate", Options()).summary
+    )
+    assert model.read_text() == edited
+
+
+def test_the_review_is_done_again_when_a_document_is_lost(workspace, source, monkeypatch):
+    without_proof(monkeypatch)
+    statuses(workspace, source)
+    (workspace.model_dir("tiny") / "README.md").unlink()
+    monkeypatch.delitem(STEPS, "document")
+    assert statuses(workspace, source)["review"] == "done"  # run, not kept
 
 
 def test_a_lost_file_is_written_again(workspace, source, monkeypatch):

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import threading
+import time
 
 import pytest
 from autoport.cli import main
@@ -84,21 +86,94 @@ def test_edited_and_foreign_files_are_kept(workspace):
     (workspace.root / "c.py").write_text("foreign\n")
     with pytest.raises(Refusal) as refusal:
         port.write_files("generate", {"a.py": "2\n", "b.py": "2\n", "c.py": "2\n"})
-    assert rules(refusal) == ["PORT-EDITED", "PORT-EDITED"]
+    assert rules(refusal) == ["PORT-EDITED", "PORT-FOREIGN"]
     assert (workspace.root / "b.py").read_text() == "1\n"
-    assert port.write_files("generate", {"a.py": "2\n", "b.py": "2\n", "c.py": "2\n"}, force=True) == [
-        "a.py",
-        "b.py",
-        "c.py",
-    ]
+    written = port.write_files("generate", {"a.py": "2\n", "b.py": "2\n", "c.py": "2\n"}, force=True)
+    assert written.changed == ["a.py", "b.py", "c.py"]
     assert Port(workspace, "yi").file_status("a.py") == "ours"
 
 
-def test_another_source_needs_another_name(workspace):
-    Port(workspace, "yi", "one").save()
+def test_an_edit_of_what_would_be_written_again_stays(workspace):
+    port = Port(workspace, "yi", "somewhere")
+    port.write_files("generate", {"a.py": "1\n", "b.py": "1\n"})
+    (workspace.root / "a.py").write_text("mine\n")
+    written = port.write_files("generate", {"a.py": "1\n", "b.py": "2\n"})
+    assert (written.changed, written.kept, written.beside) == (["b.py"], ["a.py"], [])
+    assert (workspace.root / "a.py").read_text() == "mine\n"
+
+
+def test_an_edit_can_be_merged(workspace):
+    port = Port(workspace, "yi", "somewhere")
+    port.write_files("generate", {"a.py": "1\n"})
+    (workspace.root / "a.py").write_text("mine\n")
+    written = port.write_files("generate", {"a.py": "2\n"}, keep_edited=True)
+    assert (written.kept, written.beside) == (["a.py"], ["a.py.new"])
+    assert [(workspace.root / name).read_text() for name in ("a.py", "a.py.new")] == ["mine\n", "2\n"]
+    # Merged or not, the same text is not offered again.
+    (workspace.root / "a.py.new").unlink()
+    assert Port(workspace, "yi").write_files("generate", {"a.py": "2\n"}).beside == []
+    assert not (workspace.root / "a.py.new").exists()
+    (workspace.root / "c.py").write_text("foreign\n")
+    with pytest.raises(Refusal) as refusal:
+        port.write_files("generate", {"c.py": "2\n"}, keep_edited=True)
+    assert rules(refusal) == ["PORT-FOREIGN"]
+
+
+def test_another_source_needs_another_name_or_a_new_start(workspace):
+    port = Port(workspace, "yi", "one")
+    port.write_files("generate", {"a.py": "1\n"})
     with pytest.raises(Refusal) as refusal:
         Port(workspace, "yi", "two")
     assert rules(refusal) == ["PORT-SOURCE"]
+    again = Port(workspace, "yi", "two", new_source=True)
+    assert again.source == "two"
+    assert again.file_status("a.py") == "ours"
+
+
+def test_a_port_that_is_not_there_names_those_that_are(workspace):
+    Port(workspace, "yi", "one").save()
+    with pytest.raises(Refusal) as refusal:
+        Port(workspace, "nope").read_state("plan.json", dict, "analyze")
+    assert rules(refusal) == ["PORT-NONE"]
+    assert "there are: yi" in str(refusal.value)
+
+
+def test_the_lock_leaves_nothing_behind(workspace):
+    port = Port(workspace, "yi", "one")
+    port.save()
+    staged = port.state_dir / "staging" / ".model.py.1.part"
+    staged.parent.mkdir()
+    staged.touch()
+    (port.state_dir / ".plan.json.1.part").touch()
+    with port.lock():
+        assert [path.name for path in port.state_dir.iterdir()] == ["port.json"]
+    assert [path.name for path in port.state_dir.parent.iterdir()] == ["yi"]
+
+
+def test_a_lock_is_held_by_one_at_a_time(workspace):
+    inside, together = [], []
+
+    def hold():
+        with workspace.lock("registry"):
+            inside.append(1)
+            time.sleep(0.001)
+            together.append(len(inside))
+            inside.pop()
+
+    threads = [threading.Thread(target=hold) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == [1] * 20
+    assert not list((workspace.root / ".autoport").iterdir())
+
+
+def test_the_lock_sees_what_another_run_has_recorded(workspace):
+    port = Port(workspace, "yi", "one")
+    Port(workspace, "yi", "one").write_files("generate", {"a.py": "1\n"})
+    with port.lock():
+        assert port.file_status("a.py") == "ours"
 
 
 def test_a_local_source_is_the_same_from_anywhere(workspace, tmp_path, monkeypatch):

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from autoport import __version__
+from autoport import __version__, preflight
 from autoport.errors import refuse
+from autoport.resources import checklists_dir
 from autoport.workspace import Port, StepRecord, now
 
 Status = Literal["done", "red", "waiting"]
@@ -25,7 +26,9 @@ class Options(msgspec.Struct):
         confirm: Go on after a pause.
         relax: Names of rules to relax, e.g. ``even-heads``.
         force: Overwrite files that were edited by hand.
+        keep_edited: Keep files that were edited by hand, and write a new text beside them.
         replace_row: Replace a registry row of the same architecture.
+        no_register: Leave registry.py as it is; None: as the port remembers it.
         probe: Confirm the reading of the modeling file by running pieces of transformers' class.
         context_length: Tokens per sequence for the KV-cache estimate.
         batch_size: Sequences for the KV-cache estimate.
@@ -37,7 +40,9 @@ class Options(msgspec.Struct):
     confirm: bool = False
     relax: list[str] = []
     force: bool = False
+    keep_edited: bool = False
     replace_row: bool = False
+    no_register: bool | None = None
     probe: bool = False
     context_length: int = 4096
     batch_size: int = 1
@@ -59,7 +64,8 @@ class Step(msgspec.Struct, frozen=True):
     Attributes:
         number: Number in the guide's eleven steps.
         module: Module whose ``run(port, options)`` does it.
-        reads: State files it reads; ``model/`` stands for the port's files in the workspace.
+        reads: State files it reads; ``model/`` stands for the Python files of the port's folder, ``written`` for
+            the names of the files that steps wrote, ``registry`` for registry.py, ``checklists`` for the rules.
         options: Names of the `Options` that change its result.
     """
 
@@ -91,14 +97,14 @@ STEPS: dict[str, Step] = {
         "Register the architecture",
         "autoport.codegen.register",
         ("plan.json", "registry"),
-        ("replace_row",),
+        ("replace_row", "no_register"),
     ),
     "document": Step("6", "Write example and docs", "autoport.codegen.document", ("plan.json",)),
     "review": Step(
         "7",
         "Self-review",
         "autoport.review.step",
-        ("facts.json", "checkpoint.json", "plan.json", "model/", "registry"),
+        ("facts.json", "checkpoint.json", "plan.json", "model/", "written", "registry", "checklists"),
     ),
     "prove": Step(
         "-",
@@ -146,8 +152,13 @@ def run_step(port: Port, name: str, options: Options) -> StepResult:
 
 
 def run_port(port: Port, options: Options, on_start: Callable[[str, Step], None]) -> Iterator[StepResult]:
-    """Run every step that is not up to date, in order; stops after a step that is not done."""
+    """Run every step that is not up to date, in order; stops after a step that is not done.
+
+    Raises:
+        Refusal: What a step refuses, and, before a step does any work, what a later one would (see `preflight`).
+    """
     for name, step in STEPS.items():
+        preflight.check(port, options, name)
         if is_current(port, name, options):
             summary = port.manifest.steps[name].summary
             yield StepResult(name, step.number, step.title, "kept", summary, 0.0)
@@ -185,7 +196,7 @@ def fingerprint(port: Port, name: str, options: Options) -> str:
             if path.suffix == ".safetensors":
                 stat = path.stat()
                 digest.update(f"{stat.st_size},{stat.st_mtime_ns};".encode())
-            elif path.is_file():
+            elif path.is_file() and item != "written":
                 digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -196,8 +207,13 @@ def _inputs(port: Port, item: str) -> list[Path]:
         return sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     if item == "model/":
         return sorted(port.workspace.model_dir(port.name).rglob("*.py"))
+    if item == "written":
+        written = (port.workspace.root / path for path in port.manifest.files)
+        return sorted(path for path in written if path.exists())
     if item == "registry":
         return [port.workspace.registry_path]
+    if item == "checklists":
+        return sorted(checklists_dir().glob("*.yaml"))
     return [port.state_dir / item]
 
 

@@ -13,16 +13,17 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 
 from autoport import __version__
-from autoport.errors import Refusal, refuse
+from autoport.errors import Problem, Refusal, refuse
 from autoport.resources import simulator_dir
 
 PACKAGES = ("vllm_neuron", "private_vllm_neuron")
 STATE_FOLDER = ".autoport"
+STAGING = "staging"
 
 T = TypeVar("T")
 
@@ -148,8 +149,11 @@ class Workspace:
         self.package = package
 
     @classmethod
-    def find(cls, path: str | os.PathLike[str]) -> "Workspace":
+    def find(cls, path: str | os.PathLike[str], writable: bool = True) -> "Workspace":
         """Look for the plugin's package in `path`; nothing is imported.
+
+        Args:
+            writable: Refuse a folder that cannot be written.
 
         Raises:
             Refusal: WS-MISSING when the folder or the package is not there, WS-WRITE when it is read-only.
@@ -157,7 +161,7 @@ class Workspace:
         root = Path(path).expanduser().resolve()
         for package in PACKAGES:
             if (root / package / "model").is_dir() and (root / package / "__init__.py").is_file():
-                if not os.access(root, os.W_OK):
+                if writable and not os.access(root, os.W_OK):
                     raise refuse(
                         "WS-WRITE",
                         "the workspace is not writable",
@@ -200,20 +204,37 @@ class Workspace:
     def model_dir(self, name: str) -> Path:
         return self.root / self.package / "model" / name
 
+    def ports(self) -> list[str]:
+        """Names of the ports that were started here."""
+        return sorted(path.parent.name for path in (self.root / STATE_FOLDER).glob("*/port.json"))
+
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold an exclusive lock (released by the system if the process dies)."""
-        folder = self.root / STATE_FOLDER
+        """Hold an exclusive lock; the system releases it when the process dies, and the next holder tidies up."""
+        path = self.root / STATE_FOLDER / f"{name}.lock"
         try:
-            folder.mkdir(exist_ok=True)
-            file = open(folder / f"{name}.lock", "w")  # noqa: SIM115
+            path.parent.mkdir(exist_ok=True)
+            file = _locked(path)
         except OSError as error:
             raise refuse(
-                "WS-WRITE", f"cannot write: {error.strerror}", folder, "change the folder's permissions"
+                "WS-WRITE", f"cannot write: {error.strerror}", path.parent, "change the folder's permissions"
             ) from error
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> TextIO:
+    """Open and lock a file; once more where another holder has removed it meanwhile."""
+    while True:
+        file = open(path, "w")  # noqa: SIM115
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        file.close()
 
 
 EMPTY_REGISTRY = '''\
@@ -248,9 +269,16 @@ class FileRecord(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
+    """What is known of a port.
+
+    Attributes:
+        unregistered: The user left the architecture's row in registry.py to another model.
+    """
+
     name: str
     source: str
     version: str = __version__
+    unregistered: bool = False
     steps: dict[str, StepRecord] = {}
     files: dict[str, FileRecord] = {}
 
@@ -261,31 +289,56 @@ class Port:
     A local `source` is kept as an absolute path, so that the port can be resumed from any folder.
     """
 
-    def __init__(self, workspace: Workspace, name: str, source: str = ""):
+    def __init__(self, workspace: Workspace, name: str, source: str = "", new_source: bool = False):
         self.workspace = workspace
         self.name = check_model_name(name)
         self.state_dir = workspace.root / STATE_FOLDER / name
         is_folder = bool(source) and Path(source).is_dir()
-        self.manifest = self._load_manifest(str(Path(source).resolve()) if is_folder else source)
+        self.manifest = self._load_manifest(str(Path(source).resolve()) if is_folder else source, new_source)
 
     @property
     def source(self) -> str:
         return self.manifest.source
 
-    def _load_manifest(self, source: str) -> Manifest:
+    @property
+    def exists(self) -> bool:
+        """Whether a step of this port has run."""
+        return self.has_state("port.json")
+
+    def _load_manifest(self, source: str, new_source: bool) -> Manifest:
         path = self.state_dir / "port.json"
         if not path.is_file():
             return Manifest(name=self.name, source=source)
         manifest = read_json(path, Manifest)
         if source and manifest.source and source != manifest.source:
-            raise refuse(
-                "PORT-SOURCE",
-                f"port {self.name!r} was started from {manifest.source!r}, not from {source!r}",
-                path,
-                f"use another NAME, or remove {self.state_dir} to start again",
-            )
+            if not new_source:
+                raise refuse(
+                    "PORT-SOURCE",
+                    f"port {self.name!r} was started from {manifest.source!r}, not from {source!r}",
+                    path,
+                    "use another NAME; or start this port again from the new SOURCE, with --keep-edited to keep "
+                    "the files that were edited, or --force to overwrite them",
+                )
+            manifest.source, manifest.steps = source, {}
         manifest.source = manifest.source or source
         return manifest
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the port's lock, with the manifest as the last holder left it and no leftovers of a killed run."""
+        with self.workspace.lock(f"port-{self.name}"):
+            if self.exists:
+                on_disk = read_json(self.state_dir / "port.json", Manifest)
+                if on_disk.source == self.source:
+                    self.manifest = on_disk
+            shutil.rmtree(self.state_dir / STAGING, ignore_errors=True)
+            for left in self.state_dir.glob(".*.part"):
+                left.unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    (self.state_dir / STAGING).rmdir()
 
     def save(self) -> None:
         self.write_state("port.json", self.manifest)
@@ -303,10 +356,13 @@ class Port:
         """Read a state file that step `step` writes.
 
         Raises:
-            Refusal: PORT-ORDER when that step has not run yet, PORT-STATE when the file is damaged.
+            Refusal: PORT-NONE when there is no such port, PORT-ORDER when that step has not run yet, PORT-STATE
+                when the file is damaged.
         """
         path = self.state_dir / filename
         if not path.is_file():
+            if not self.exists and not self.source:
+                raise self.no_such_port()
             raise refuse(
                 "PORT-ORDER", f"{filename} is missing", path, f"run 'autoport {step} {self.name}' first"
             )
@@ -322,48 +378,95 @@ class Port:
             return "foreign"
         return "ours" if sha256(path.read_bytes()) in (record.sha256, record.pending) else "edited"
 
-    def write_files(self, step: str, files: dict[str, str], force: bool = False) -> list[str]:
+    def no_such_port(self) -> Refusal:
+        there = ", ".join(self.workspace.ports()) or "none"
+        return refuse(
+            "PORT-NONE",
+            f"no port named {self.name!r}; there are: {there}",
+            self.workspace.root / STATE_FOLDER,
+            f"name one of them, or start it: autoport port {self.name} SOURCE",
+        )
+
+    def write_files(
+        self, step: str, files: dict[str, str], force: bool = False, keep_edited: bool = False
+    ) -> "Written":
         """Write workspace files (path relative to the root -> text), all or none as far as refusals go.
 
-        A file that a person edited, or that the port did not write, is left alone unless `force`.
+        An edited file stays as it is where its text has not changed since it was last written.
 
-        Returns:
-            The paths that changed.
+        Args:
+            force: Overwrite files that a person edited or that the port did not write.
+            keep_edited: Leave edited files alone, and write a new text beside them, as ``<file>.new``.
 
         Raises:
-            Refusal: PORT-EDITED with every such file.
+            Refusal: PORT-EDITED for each edited file with a new text, PORT-FOREIGN for each file that is not the
+                port's; all of them at once.
         """
         problems = []
-        changed = {}
+        written = Written()
+        texts = {}
         for relative, text in files.items():
             path = self.workspace.root / relative
-            if path.exists() and path.read_bytes() == text.encode():
-                self.manifest.files[relative] = FileRecord(step=step, sha256=sha256(text.encode()))
-                continue
+            digest = sha256(text.encode())
             status = self.file_status(relative)
-            if status in ("edited", "foreign") and not force:
-                what = (
-                    "was edited since it was generated"
-                    if status == "edited"
-                    else "exists and is not this port's"
-                )
-                problems += refuse(
-                    "PORT-EDITED", f"{relative} {what}", path, "keep it, or pass --force to overwrite it"
-                ).problems
-            changed[relative] = text
+            if status != "missing" and path.read_bytes() == text.encode():
+                self.manifest.files[relative] = FileRecord(step=step, sha256=digest)
+            elif status in ("missing", "ours") or force:
+                written.changed.append(relative)
+                texts[relative] = text
+            elif status == "foreign":
+                problems.append(_foreign(relative, path))
+            elif self.manifest.files[relative].sha256 == digest:
+                written.kept.append(relative)
+            elif keep_edited:
+                written.kept.append(relative)
+                written.beside.append(f"{relative}.new")
+                texts[f"{relative}.new"] = text
+            else:
+                problems.append(_edited(relative, path))
         if problems:
             raise Refusal(*problems)
-        for relative, text in changed.items():
+        for relative in written.changed:
             record = self.manifest.files.get(relative) or FileRecord(step=step, sha256="")
-            record.pending = sha256(text.encode())
+            record.pending = sha256(texts[relative].encode())
             self.manifest.files[relative] = record
         self.save()
-        for relative, text in changed.items():
-            write_atomic(self.workspace.root / relative, text.encode(), staging=self.state_dir / "staging")
-            record = self.manifest.files[relative]
-            record.sha256, record.pending = record.pending, ""
+        for relative, text in texts.items():
+            write_atomic(self.workspace.root / relative, text.encode(), staging=self.state_dir / STAGING)
+            record = self.manifest.files[relative.removesuffix(".new")]
+            record.sha256, record.pending = sha256(text.encode()), ""
         self.save()
-        return sorted(changed)
+        return written
+
+
+class Written(msgspec.Struct):
+    """What `Port.write_files` did: paths that changed, edited ones that were kept, new texts beside those."""
+
+    changed: list[str] = []
+    kept: list[str] = []
+    beside: list[str] = []
+
+    def __str__(self) -> str:
+        text = f"; edited by hand and kept: {', '.join(self.kept)}" if self.kept else ""
+        return text + (f"; to merge: {', '.join(self.beside)}" if self.beside else "")
+
+
+def _edited(relative: str, path: Path) -> Problem:
+    return Problem(
+        "PORT-EDITED",
+        f"{relative} was edited since it was generated, and its text would change",
+        str(path),
+        "pass --keep-edited to keep it and get the new text beside it (.new), or --force to overwrite it",
+    )
+
+
+def _foreign(relative: str, path: Path) -> Problem:
+    return Problem(
+        "PORT-FOREIGN",
+        f"{relative} exists and was not written by this port",
+        str(path),
+        "use another NAME; --force overwrites it, and is right only where that file is to go",
+    )
 
 
 def read_json(path: Path, kind: type[T]) -> T:

@@ -1,9 +1,15 @@
 """The command `autoport`: one module per subcommand, each importing what it needs only when it runs."""
 
+import contextlib
+import errno
+import os
+import signal
 import sys
+from typing import Annotated
 
 import typer
 
+from autoport import __version__
 from autoport.cli import (
     analyze,
     compute_tp,
@@ -28,12 +34,11 @@ from autoport.cli import (
     twin,
     uninstall,
 )
-from autoport.cli.output import report_refusal
-from autoport.errors import ExitCode, Refusal
+from autoport.cli.output import note, report_refusal
+from autoport.errors import ExitCode, Refusal, refuse
 
 app = typer.Typer(
     name="autoport",
-    help="Port Hugging Face decoder models to the vLLM Neuron backend, and prove the port on the CPU.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -66,15 +71,75 @@ for module in (
     app.command(module.__name__.rpartition(".")[2].replace("_", "-"))(module.command)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"autoport {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Port Hugging Face decoder models to the vLLM Neuron backend, and prove the port on the CPU."""
+
+
+INTERRUPTED = 128 + signal.SIGINT
+READER_GONE = 128 + signal.SIGPIPE
+# Errors of the machine, wherever they come up; others are faults of the program and keep their traceback.
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+
+
 def main() -> None:
-    """Entry point: turns refusals into a message and exit code 2."""
+    """Entry point: turns refusals, interrupts and write errors into a message and an exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except Refusal as refusal:
-        report_refusal(refusal, as_json="--json" in sys.argv)
-        raise SystemExit(ExitCode.REFUSED) from None
+        code = _refused(refusal)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else ExitCode.DONE
+        if code == INTERRUPTED:
+            note("interrupted; run the same command again to go on")
+        elif isinstance(stop.__context__, BrokenPipeError):
+            code = _reader_gone()
     except BrokenPipeError:
-        raise SystemExit(ExitCode.DONE) from None
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        raise SystemExit(130) from None
+        code = _reader_gone()
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        code = _refused(
+            refuse(
+                "OS-WRITE",
+                f"cannot write: {error.strerror}",
+                error.filename or "stdout",
+                "free space or change the permissions, then run the same command again",
+            )
+        )
+    raise SystemExit(code) from None
+
+
+def _refused(refusal: Refusal) -> int:
+    with contextlib.suppress(OSError):
+        report_refusal(refusal, as_json="--json" in sys.argv)
+        sys.stdout.flush()
+        return ExitCode.REFUSED
+    _discard_stdout()
+    return ExitCode.REFUSED
+
+
+def _reader_gone() -> int:
+    _discard_stdout()
+    return READER_GONE
+
+
+def _discard_stdout() -> None:
+    """Let nothing be written at exit to an output that takes nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -17,8 +17,17 @@ WorkspacePath = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite generated files that were edited by hand.")]
+KeepEdited = Annotated[
+    bool,
+    typer.Option(
+        "--keep-edited", help="Keep files edited by hand; write a new text beside them, as FILE.new."
+    ),
+]
 ReplaceRow = Annotated[
     bool, typer.Option("--replace-row", help="Replace a registry row of the same architecture.")
+]
+NoRegister = Annotated[
+    bool, typer.Option("--no-register", help="Leave registry.py as it is; the port is proven all the same.")
 ]
 Relax = Annotated[
     list[str],

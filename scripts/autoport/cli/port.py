@@ -11,7 +11,9 @@ from autoport.cli.arguments import (
     BatchSize,
     ContextLength,
     Force,
+    KeepEdited,
     Name,
+    NoRegister,
     Probe,
     Relax,
     ReplaceRow,
@@ -49,7 +51,9 @@ def command(
     batch_size: BatchSize = 1,
     tp: TpSizes = [],
     force: Force = False,
+    keep_edited: KeepEdited = False,
     replace_row: ReplaceRow = False,
+    no_register: NoRegister = False,
     probe: Probe = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,6 +64,7 @@ def command(
 
     from autoport.analysis import decisions
     from autoport.cli.output import EXIT_CODES, note, print_json, report_steps
+    from autoport.cli.review import report_findings
     from autoport.port import STEPS, Options, StepResult, next_step, require_device
     from autoport.workspace import Port, Workspace
 
@@ -69,16 +74,18 @@ def command(
         confirm=confirm,
         relax=relax,
         force=force,
+        keep_edited=keep_edited,
         replace_row=replace_row,
+        no_register=no_register or None,
         probe=probe,
         context_length=context_length,
         batch_size=batch_size,
         tp_sizes=tp,
     )
     require_device(options)
-    port = Port(Workspace.find(workspace), name, source)
+    port = Port(Workspace.find(workspace), name, source, new_source=force or keep_edited)
     results: list[StepResult] = []
-    with port.workspace.lock(f"port-{name}"):
+    with port.lock():
         decisions.record(port, decisions.parse_overrides(overrides, f"{decisions.user()} with --set"))
         if confirm:
             decisions.record_file(port)
@@ -91,9 +98,10 @@ def command(
             if typer.confirm("Go on?"):
                 results = [*results[:-1], *_run(port, msgspec.structs.replace(options, confirm=True))]
     if as_json:
-        print_json({"name": name, "source": port.source, "steps": results})
+        print_json({"name": name, "source": port.source, "status": _status(results), "steps": results})
     else:
         report_steps(results)
+        report_findings(port, results)
         if results[-1].status == "waiting":
             note(
                 f"waiting for review; to go on: {_same_command(port, options)} --confirm [--set section.field=value]"
@@ -101,6 +109,11 @@ def command(
         elif results[-1].status == "red":
             note(f"stopped after step {results[-1].number}; mend it and run the same command again")
     raise typer.Exit(EXIT_CODES[results[-1].status])
+
+
+def _status(results: Sequence["StepResult"]) -> str:
+    """The status of the last step, as the exit code says it: ``done``, ``red`` or ``waiting``."""
+    return "done" if results[-1].status == "kept" else results[-1].status
 
 
 def _same_command(port: "Port", options: "Options") -> str:

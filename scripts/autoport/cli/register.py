@@ -12,4 +12,4 @@ def command(
     from autoport.cli.steps import run_single
     from autoport.port import Options
 
-    run_single("register", name, workspace, Options(replace_row=replace_row), as_json)
+    run_single("register", name, workspace, Options(replace_row=replace_row, no_register=False), as_json)

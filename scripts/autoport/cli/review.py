@@ -1,5 +1,6 @@
 """`autoport review`: Step 7."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +9,9 @@ import typer
 from autoport.cli.arguments import AsJson, Name, WorkspacePath
 
 if TYPE_CHECKING:
+    from autoport.port import StepResult
     from autoport.review.step import Review, RuleResult
+    from autoport.workspace import Port
 
 
 def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
@@ -21,7 +24,7 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
     from autoport.workspace import Port, Workspace
 
     port = Port(Workspace.find(workspace), name)
-    with port.workspace.lock(f"port-{name}"), working(f"{STEPS['review'].title} ..."):
+    with port.lock(), working(f"{STEPS['review'].title} ..."):
         result = run_step(port, "review", Options())
     if as_json:
         print_json(result)
@@ -29,6 +32,24 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
         print(report(result.data), end="")
         print(f"\n{result.status}: {result.summary}")
     raise typer.Exit(EXIT_CODES[result.status])
+
+
+def report_findings(port: "Port", results: Sequence["StepResult"]) -> None:
+    """Print what a reader of `autoport port` has to know besides the table: warnings, faults, questions."""
+    from autoport.review.step import Review
+    from autoport.schema import Facts
+
+    ran = {result.step for result in results}
+    warnings = port.read_state("facts.json", Facts, "research").warnings if "research" in ran else []
+    if warnings:
+        print("Warnings:")
+        print("\n".join(f"  {warning}" for warning in warnings))
+    if "review" in ran:
+        review = port.read_state("review.json", Review, "review")
+        review.rules = [rule for rule in review.rules if rule.status in ("fail", "judge")]
+        if review.rules:
+            print("Self-review, faults and questions (`judge`: read the places, answer with evidence):")
+            print(report(review), end="")
 
 
 def report(review: "Review") -> str:
@@ -44,6 +65,7 @@ def report(review: "Review") -> str:
             lines += [f"    {f.where}  {f.text}" for f in result.findings if f.status == "judge"]
             if result.question:
                 lines.append(f"    question: {result.question}")
+            lines += [f"    reference: {place}" for place in result.reference]
     return "\n".join(lines) + "\n"
 
 

@@ -31,6 +31,7 @@ def command(
 ) -> None:
     """Serve the port, plain and with prefix caching, and test it; writes serving.json and results.md."""
     from autoport.cli.output import print_json, working
+    from autoport.codegen.register import require_row
     from autoport.errors import ExitCode
     from autoport.validation import serving
     from autoport.validation.backends import best_backend, open_backend
@@ -39,12 +40,13 @@ def command(
 
     port = Port(Workspace.find(workspace), name)
     if base_url:
-        with port.workspace.lock(f"port-{name}"), working(f"Testing {base_url} ..."):
+        with port.lock(), working(f"Testing {base_url} ..."):
             result = serving.check_url(base_url, model)
             serving.write(port, result)
     else:
+        require_row(port)
         backend = open_backend(on or best_backend(), port.workspace, needs_expert_parallel(port))
-        with port.workspace.lock(f"port-{name}"), working(f"Serving {name} on {backend.name} ..."):
+        with port.lock(), working(f"Serving {name} on {backend.name} ..."):
             result = serving.serve_test(port, backend, tp, tcp_port, host_sampling)
     if as_json:
         print_json(result)

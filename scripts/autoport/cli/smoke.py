@@ -16,14 +16,16 @@ def command(
 ) -> None:
     """Run the port's example and judge what it generates; writes smoke.json and results.md."""
     from autoport.cli.output import print_json, working
+    from autoport.codegen.register import require_row
     from autoport.errors import ExitCode
     from autoport.validation.backends import best_backend, open_backend
     from autoport.validation.smoke import needs_expert_parallel, smoke
     from autoport.workspace import Port, Workspace
 
     port = Port(Workspace.find(workspace), name)
+    require_row(port)
     backend = open_backend(on or best_backend(), port.workspace, needs_expert_parallel(port))
-    with port.workspace.lock(f"port-{name}"), working(f"Smoke test of {name} on {backend.name} ..."):
+    with port.lock(), working(f"Smoke test of {name} on {backend.name} ..."):
         result = smoke(port, backend, tp)
     if as_json:
         print_json(result)

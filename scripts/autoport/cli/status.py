@@ -12,15 +12,13 @@ if TYPE_CHECKING:
 def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """Show which steps of a port are done, and which of its files were edited since."""
     from autoport.cli.output import print_json, print_table
-    from autoport.errors import refuse
     from autoport.port import STEPS
     from autoport.workspace import Port, Workspace
 
-    port = Port(Workspace.find(workspace), name)
-    if not port.has_state("port.json"):
-        raise refuse(
-            "PORT-NONE", f"no port named {name!r}", port.state_dir, f"start one: autoport port {name} SOURCE"
-        )
+    port = Port(Workspace.find(workspace, writable=False), name)
+    if not port.exists:
+        raise port.no_such_port()
+    note_lost_row(port)
     files = {path: port.file_status(path) for path in sorted(port.manifest.files)}
     served = serving_rows(port)
     if as_json:
@@ -72,3 +70,18 @@ def serving_rows(port: "Port") -> list[tuple[str, str, str, str]]:
         else:
             rows.append((number, command, "not run", ""))
     return rows
+
+
+def note_lost_row(port: "Port") -> None:
+    """Mark Step 5 as lost when the plugin takes another class for the port's architecture by now."""
+    from autoport.codegen.register import is_registered, registered_from
+    from autoport.schema import Plan
+
+    record = port.manifest.steps.get("register")
+    if record is None or record.status != "done" or port.manifest.unregistered:
+        return
+    architecture = port.read_state("plan.json", Plan, "analyze").architecture.hf_name
+    if not is_registered(port, architecture):
+        origin = registered_from(port, architecture)
+        record.status = "lost"
+        record.summary = f"{architecture} is served from {origin}" if origin else f"no row for {architecture}"

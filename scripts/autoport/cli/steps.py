@@ -14,7 +14,7 @@ def run_single(
 ) -> None:
     """Run `step` of port `name`, print its result, and exit with its code."""
     port = Port(Workspace.find(workspace), name, source)
-    with port.workspace.lock(f"port-{name}"), working(f"{STEPS[step].title} ..."):
+    with port.lock(), working(f"{STEPS[step].title} ..."):
         result = run_step(port, step, options)
     if as_json:
         print_json(result)

@@ -25,11 +25,11 @@ KERNEL_MULTIPLE = 128  # the decode kernel takes contexts that are a multiple of
 
 
 def run(port: Port, options: Options) -> Outcome:
-    """Write the files; one that was edited since it was generated is refused unless `options.force`."""
+    """Write the files; for edited ones see `Port.write_files`."""
     plan = port.read_state("plan.json", Plan, "analyze")
     files = {**documents(port, plan), **readme(port, plan)}
-    changed = port.write_files("document", files, options.force)
-    return Outcome("done", f"{len(changed)} of {len(files)} files changed", files=changed)
+    written = port.write_files("document", files, options.force, options.keep_edited)
+    return Outcome("done", f"{len(files)} files{written}", files=written.changed + written.beside)
 
 
 def documents(port: Port, plan: Plan) -> dict[str, str]:
@@ -104,7 +104,7 @@ def record_section(port: Port, name: str, measured: Measured) -> list[str]:
 def _bring_up_to_date(port: Port, files: dict[str, str]) -> list[str]:
     if any(port.file_status(path) != "ours" for path in files):
         return []
-    return port.write_files("document", files)
+    return port.write_files("document", files).changed
 
 
 def _context(port: Port, plan: Plan) -> dict[str, object]:

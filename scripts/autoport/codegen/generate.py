@@ -21,17 +21,19 @@ WEIGHT_LOADERS = "weight_loaders.py"  # only for a model that needs loaders of i
 
 
 def run(port: Port, options: Options) -> Outcome:
-    """Write the model's package; a file edited since it was generated is refused unless `options.force`."""
+    """Write the model's package; for edited files see `Port.write_files`."""
     plan = port.read_state("plan.json", Plan, "analyze")
     package, variants = port.workspace.package, read_variants(port.workspace, port.name)
     files = {
         f"{package}/model/{port.name}/{name}": text
         for name, text in render_package(plan, package, variants).items()
     }
-    changed = port.write_files("generate", files, options.force)
+    written = port.write_files("generate", files, options.force, options.keep_edited)
     lines = files[f"{package}/model/{port.name}/model.py"].count("\n")
     return Outcome(
-        "done", f"model.py: {lines} lines; {len(changed)} of {len(files)} files changed", files=changed
+        "done",
+        f"{len(files)} files, model.py: {lines} lines{written}",
+        files=written.changed + written.beside,
     )
 
 

@@ -1,23 +1,26 @@
 """Step 5: the architecture's row in the plugin's `registry.py`."""
 
-from autoport.codegen.registry_edit import Row, add_row
+from autoport.codegen.registry_edit import Row, add_row, row_origins
 from autoport.codegen.render import identifier
 from autoport.errors import Problem, Refusal, refuse
 from autoport.port import Options, Outcome
 from autoport.schema import Plan
-from autoport.workspace import Port, write_atomic
+from autoport.workspace import Port, class_prefix, write_atomic
 
 
 def run(port: Port, options: Options) -> Outcome:
-    """Add the row and its import.
+    """Add the row and its import, unless the user left the architecture to another model.
 
     Raises:
-        Refusal: What `add_row` refuses; REG-MISSING; REG-CHANGED when the file changes meanwhile.
+        Refusal: What `edited` refuses; PORT-ORDER; REG-CHANGED when the file changes meanwhile.
     """
-    plan = port.read_state("plan.json", Plan, "analyze")
-    architecture = identifier(plan.architecture.hf_name)
+    architecture = port.read_state("plan.json", Plan, "analyze").architecture.hf_name
     path = port.workspace.registry_path
-    relative = str(path.relative_to(port.workspace.root))
+    port.manifest.unregistered = stays_out(port, options)
+    if port.manifest.unregistered:
+        origin = registered_from(port, architecture)
+        stays = f"{architecture} stays with {origin}" if origin else f"no row for {architecture}"
+        return Outcome("done", f"not registered (--no-register): {stays}")
     if not (port.workspace.model_dir(port.name) / "__init__.py").is_file():
         raise refuse(
             "PORT-ORDER",
@@ -25,24 +28,72 @@ def run(port: Port, options: Options) -> Outcome:
             path.parent / port.name,
             f"run 'autoport generate {port.name}'",
         )
-    row = Row(architecture, port.name, alias=plan.class_prefix + architecture)
     with port.workspace.lock("registry"):
-        try:
-            before = path.read_bytes()
-            after = add_row(before.decode(), row, options.replace_row).encode()
-        except OSError as error:
-            raise refuse(
-                "REG-MISSING", f"cannot be read: {error.strerror}", path, "restore the plugin's registry.py"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise refuse("REG-SYNTAX", f"not UTF-8: {error}", path, "correct the file") from error
-        except Refusal as refusal:
-            raise Refusal(
-                *(Problem(p.rule, p.found, str(path), p.next_step) for p in refusal.problems)
-            ) from refusal
+        before, after = edited(port, architecture, options.replace_row)
         if after == before:
-            return Outcome("done", f"{architecture} is registered already")
+            return Outcome("done", f"{architecture} -> {port.name}")
         if path.read_bytes() != before:
             raise refuse("REG-CHANGED", "changed while it was being edited", path, "run the command again")
         write_atomic(path, after, staging=port.state_dir / "staging")
-    return Outcome("done", f"{architecture} -> {port.name}", files=[relative])
+    return Outcome(
+        "done", f"{architecture} -> {port.name}", files=[str(path.relative_to(port.workspace.root))]
+    )
+
+
+def stays_out(port: Port, options: Options) -> bool:
+    """Whether the row is left to another model: by the options, else as the port remembers it."""
+    if options.no_register is None:
+        return port.manifest.unregistered and not options.replace_row
+    return options.no_register
+
+
+def edited(port: Port, architecture: str, replace_row: bool) -> tuple[bytes, bytes]:
+    """The registry's text as it is, and with the port's row; nothing is written.
+
+    Raises:
+        Refusal: What `add_row` refuses; REG-MISSING.
+    """
+    path = port.workspace.registry_path
+    architecture = identifier(architecture)
+    row = Row(architecture, port.name, alias=class_prefix(port.name) + architecture)
+    try:
+        before = path.read_bytes()
+        return before, add_row(before.decode(), row, replace_row).encode()
+    except OSError as error:
+        raise refuse(
+            "REG-MISSING", f"cannot be read: {error.strerror}", path, "restore the plugin's registry.py"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise refuse("REG-SYNTAX", f"not UTF-8: {error}", path, "correct the file") from error
+    except Refusal as refusal:
+        raise Refusal(
+            *(Problem(p.rule, p.found, str(path), p.next_step) for p in refusal.problems)
+        ) from refusal
+
+
+def registered_from(port: Port, architecture: str) -> str:
+    """Where the class of the architecture's row comes from, ``".llama3:LlamaForCausalLM"``; empty without a row."""
+    try:
+        text = port.workspace.registry_path.read_text(encoding="utf-8")
+        return row_origins(text).get(architecture, "")
+    except (OSError, UnicodeDecodeError, Refusal):
+        return ""
+
+
+def is_registered(port: Port, architecture: str) -> bool:
+    """Whether the plugin takes the port's class for the architecture."""
+    return registered_from(port, architecture).startswith(f".{port.name}:")
+
+
+def require_row(port: Port) -> None:
+    """Stop unless the plugin would serve this port, rather than another model of the same architecture.
+
+    Raises:
+        Refusal: REG-NONE.
+    """
+    architecture = port.read_state("plan.json", Plan, "analyze").architecture.hf_name
+    if not is_registered(port, architecture):
+        origin = registered_from(port, architecture)
+        found = f"{architecture} is served from {origin}" if origin else f"no row for {architecture}"
+        command = f"autoport register {port.name}" + (" --replace-row" if origin else "")
+        raise refuse("REG-NONE", f"{found}, not from this port", port.workspace.registry_path, command)

@@ -43,13 +43,7 @@ def add_row(source: str, row: Row, replace: bool = False) -> str:
         Refusal: REG-SYNTAX; REG-LAYOUT when `get_models()` is not understood; REG-CONFLICT when another
             package has the architecture; REG-DUPLICATE when several rows have it.
     """
-    try:
-        module = cst.parse_module(source)
-    except cst.ParserSyntaxError as error:
-        raise refuse(
-            "REG-SYNTAX", f"not valid Python: {error.message}", REGISTRY, "correct the file"
-        ) from error
-    imports = _imports(module)
+    module, imports = _parsed(source)
     rows = _rows(module, imports)
     same = [found for found in rows if found.architecture == row.architecture]
     if len(same) > 1:
@@ -64,9 +58,9 @@ def add_row(source: str, row: Row, replace: bool = False) -> str:
     if same and not replace:
         raise refuse(
             "REG-CONFLICT",
-            f"{row.architecture!r} is registered from {same[0].origin}",
+            f"{row.architecture!r} is registered from {same[0].origin}: the plugin serves it without a port",
             REGISTRY,
-            "pass --replace-row to replace that row, or keep it and register the port by hand",
+            "use that model; to port all the same, pass --no-register (the row stays) or --replace-row",
         )
     if same:
         module = _replace_class(module, same[0].node, PENDING)
@@ -83,7 +77,26 @@ def add_row(source: str, row: Row, replace: bool = False) -> str:
     return module.code
 
 
+def row_origins(source: str) -> dict[str, str]:
+    """Where the class of each architecture's row comes from: ``{"LlamaForCausalLM": ".llama3:LlamaForCausalLM"}``.
+
+    Raises:
+        Refusal: REG-SYNTAX.
+    """
+    return {found.architecture: found.origin for found in _rows(*_parsed(source))}
+
+
 # --- Reading ------------------------------------------------------------------------------------------------
+
+
+def _parsed(source: str) -> tuple[cst.Module, dict[str, str]]:
+    try:
+        module = cst.parse_module(source)
+    except cst.ParserSyntaxError as error:
+        raise refuse(
+            "REG-SYNTAX", f"not valid Python: {error.message}", REGISTRY, "correct the file"
+        ) from error
+    return module, _imports(module)
 
 
 def _imports(module: cst.Module) -> dict[str, str]:
@@ -348,11 +361,6 @@ def _verify(before: str, after: str, row: Row) -> None:
     ]
     if ours != [row.origin] or others[0] != others[1]:
         raise _layout("the edit would change other rows")
-
-
-def _parsed(source: str) -> tuple[cst.Module, dict[str, str]]:
-    module = cst.parse_module(source)
-    return module, _imports(module)
 
 
 def _layout(found: str) -> Refusal:

@@ -23,6 +23,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check: Name of the check that decides the rule, or, with `question`, that finds the places to look at.
         parameters: Keyword arguments of the check.
         question: Set on rules of judgement: what the reader has to answer at those places.
+        reference: Topics of the modeling source's findings where the reader compares (see `schema.Finding`).
     """
 
     id: str
@@ -33,6 +34,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: str
     parameters: dict[str, Any] = msgspec.field(name="with", default_factory=dict)
     question: str | None = None
+    reference: list[str] = []
 
 
 class Checklist(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

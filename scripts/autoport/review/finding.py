@@ -17,6 +17,9 @@ from autoport.workspace import Workspace
 Status = Literal["pass", "fail", "judge"]
 
 
+NO_CONFIG = "the config is not known: no facts.json (autoport research {name} SOURCE writes it)"
+
+
 class Finding(msgspec.Struct, frozen=True):
     """What a check found at one place; `judge` where only a reader can decide.
 
@@ -44,6 +47,7 @@ class Subject:
         folder: The port's model folder.
         registry: The plugin's registry.py, None when it cannot be parsed.
         plan, facts, checkpoint: What earlier steps wrote, None for a port that was written by hand.
+        unregistered: The user left the architecture's row to another model.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Subject:
         plan: Plan | None = None,
         facts: Facts | None = None,
         checkpoint: Checkpoint | None = None,
+        unregistered: bool = False,
     ):
         self.workspace = workspace
         self.name = name
@@ -64,6 +69,7 @@ class Subject:
         self.plan = plan
         self.facts = facts
         self.checkpoint = checkpoint
+        self.unregistered = unregistered
 
     @property
     def architecture(self) -> str:
@@ -76,9 +82,7 @@ class Subject:
             return str(self.facts.architecture.value)
         if self.plan:
             return self.plan.architecture.hf_name
-        raise NotChecked(
-            f"the config is not known: no facts.json (autoport research {self.name} SOURCE writes it)"
-        )
+        raise NotChecked(NO_CONFIG.format(name=self.name))
 
     @functools.cached_property
     def mappings(self) -> Mappings:

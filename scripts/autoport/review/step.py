@@ -10,6 +10,7 @@ from autoport.errors import refuse
 from autoport.port import Options, Outcome
 from autoport.review.checklist import Rule, load_checklists
 from autoport.review.finding import CHECKS, Finding, NotApplicable, NotChecked, Subject
+from autoport.review.reference import reference_places
 from autoport.review.source import PortSource, SourceFile
 from autoport.schema import Checkpoint, Facts, Plan
 from autoport.workspace import Port, read_json
@@ -24,6 +25,7 @@ class RuleResult(msgspec.Struct):
         status: ``judge`` where a reader has to answer `question` at each finding; ``not checked`` where the
             check needs something that is missing; ``not applicable`` where the port has nothing of the kind.
         reason: Why it was not checked or does not apply.
+        reference: Where the reference's modeling source has what `question` asks about, as ``path:line  subject``.
     """
 
     id: str
@@ -34,12 +36,18 @@ class RuleResult(msgspec.Struct):
     findings: list[Finding] = []
     reason: str = ""
     question: str = ""
+    reference: list[str] = []
     text: str = ""
     why: str = ""
 
 
 class Review(msgspec.Struct):
-    """review.json. `status` is red when a rule of severity ``error`` failed."""
+    """review.json.
+
+    Attributes:
+        status: Red when a rule of severity ``error`` failed.
+        counts: Rules by status; a failed rule of severity ``warning`` counts as ``warning``.
+    """
 
     name: str
     status: Literal["done", "red"]
@@ -48,7 +56,7 @@ class Review(msgspec.Struct):
 
 
 def run(port: Port, options: Options) -> Outcome:
-    """Review the port, whether it was generated or written by hand.
+    """Review the port, whether it was generated or written by hand; writes review.json.
 
     Raises:
         Refusal: REV-NONE when there is no model folder, REV-SYNTAX for files that cannot be parsed, and
@@ -68,7 +76,7 @@ def subject_of(port: Port) -> Subject:
             "REV-NONE",
             "there is no Python file",
             folder,
-            f"write the port first: autoport port {port.name} SOURCE",
+            f"write the port first: autoport port {port.name} SOURCE; models here: {_models(port)}",
         )
     root = port.workspace.root
 
@@ -87,7 +95,13 @@ def subject_of(port: Port) -> Subject:
         plan=state("plan.json", Plan),  # type: ignore[arg-type]
         facts=state("facts.json", Facts),  # type: ignore[arg-type]
         checkpoint=state("checkpoint.json", Checkpoint),  # type: ignore[arg-type]
+        unregistered=port.manifest.unregistered,
     )
+
+
+def _models(port: Port) -> str:
+    folders = port.workspace.registry_path.parent.glob("*/__init__.py")
+    return ", ".join(sorted(path.parent.name for path in folders)) or "none"
 
 
 def review_port(subject: Subject) -> Review:
@@ -98,7 +112,12 @@ def review_port(subject: Subject) -> Review:
         for rule in checklist.rules
     ]
     red = any(result.status == "fail" and result.severity == "error" for result in results)
-    return Review(subject.name, "red" if red else "done", dict(Counter(r.status for r in results)), results)
+    counts = Counter("warning" if is_warning(result) else result.status for result in results)
+    return Review(subject.name, "red" if red else "done", dict(counts), results)
+
+
+def is_warning(result: RuleResult) -> bool:
+    return result.status == "fail" and result.severity == "warning"
 
 
 def _decide(subject: Subject, checklist: str, rule: Rule) -> RuleResult:
@@ -122,14 +141,16 @@ def _decide(subject: Subject, checklist: str, rule: Rule) -> RuleResult:
         return result
     statuses = {finding.status for finding in result.findings}
     result.status = "fail" if "fail" in statuses else "judge" if "judge" in statuses else "pass"
+    if result.status == "judge" and subject.facts:
+        result.reference = reference_places(subject.facts, rule.reference)
     return result
 
 
 def summarize(review: Review) -> str:
     """One line: how many rules passed, which failed, how many are left to a reader."""
     failed = [result for result in review.rules if result.status == "fail"]
-    errors = [result.id for result in failed if result.severity == "error"]
-    warnings = [result.id for result in failed if result.severity == "warning"]
+    errors = [result.id for result in failed if not is_warning(result)]
+    warnings = [result.id for result in failed if is_warning(result)]
     parts = [f"{review.counts.get('pass', 0)} rules passed"]
     if errors:
         parts.append(f"{len(errors)} failed ({', '.join(errors)})")

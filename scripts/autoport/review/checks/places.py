@@ -3,7 +3,16 @@
 import ast
 import re
 
-from autoport.review.finding import Finding, NotApplicable, Subject, check, judge, passed
+from autoport.review.finding import (
+    NO_CONFIG,
+    Finding,
+    NotApplicable,
+    NotChecked,
+    Subject,
+    check,
+    judge,
+    passed,
+)
 
 
 @check
@@ -48,8 +57,10 @@ def _forwards(subject: Subject, pattern: str) -> list[Finding]:
 @check
 def unconsumed_fields(subject: Subject) -> list[Finding]:
     """Config keys that nothing took: a reader has to say what becomes of each."""
-    if subject.facts is None or not subject.facts.unconsumed:
-        raise NotApplicable("no config key was left over" if subject.facts else "no facts.json")
+    if subject.facts is None:
+        raise NotChecked(NO_CONFIG.format(name=subject.name))
+    if not subject.facts.unconsumed:
+        raise NotApplicable("no config key was left over")
     text = "\n".join(file.text for file in subject.source.files)
     return [
         passed(subject.facts.config_file, f"{key} is read by the port")

@@ -3,7 +3,7 @@
 import ast
 from typing import NamedTuple
 
-from autoport.review.finding import Finding, NotChecked, Subject, check, failed, passed
+from autoport.review.finding import Finding, NotApplicable, NotChecked, Subject, check, failed, passed
 from autoport.review.source import SourceFile
 
 
@@ -32,6 +32,8 @@ def rows(registry: SourceFile) -> list[Row]:
 
 
 def _rows_of_port(subject: Subject) -> tuple[SourceFile, list[Row]]:
+    if subject.unregistered:
+        raise NotApplicable("the port was left out of the registry with --no-register")
     if subject.registry is None:
         raise NotChecked(f"{subject.workspace.registry_path} cannot be parsed")
     package = f".{subject.name}"

@@ -1,0 +1,69 @@
+"""What would stop a later step, found before the step that would waste the work."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from autoport.errors import Problem, Refusal
+from autoport.workspace import Port
+
+if TYPE_CHECKING:
+    from autoport.port import Options
+
+
+def check(port: Port, options: "Options", step: str) -> None:
+    """Check what can be known before `step`: names first, the registry after Step 1, TP sizes after Step 2.
+
+    Raises:
+        Refusal: PORT-FOREIGN, PROOF-TP, and what adding the row to registry.py would be refused for.
+    """
+    if step == "research":
+        problems = [*_foreign_folder(port, options), *_sizes_of_no_twin(options)]
+        if problems:
+            raise Refusal(*problems)
+    elif step == "analyze":
+        _registry(port, options)
+    elif step == "generate" and options.tp_sizes:
+        _sizes_of_the_plan(port, options)
+
+
+def _foreign_folder(port: Port, options: "Options") -> list[Problem]:
+    folder = port.workspace.model_dir(port.name)
+    relative = str(folder.relative_to(port.workspace.root))
+    ours = any(path.startswith(f"{relative}/") for path in port.manifest.files)
+    if options.force or ours or not any(folder.glob("*.py")):
+        return []
+    return [
+        Problem(
+            "PORT-FOREIGN",
+            f"{relative}/ has a model that is not a port of this name",
+            str(folder),
+            "use another NAME; --force overwrites its files, and is right only where that model is to go",
+        )
+    ]
+
+
+def _sizes_of_no_twin(options: "Options") -> list[Problem]:
+    from autoport.validation.shrink import TP_SIZES
+
+    known = ", ".join(map(str, TP_SIZES))
+    return [
+        Problem("PROOF-TP", f"TP {size}: the twin is made for {known}", "option --tp", f"choose from {known}")
+        for size in options.tp_sizes
+        if size not in TP_SIZES
+    ]
+
+
+def _registry(port: Port, options: "Options") -> None:
+    from autoport.codegen import register
+    from autoport.schema import Facts
+
+    facts = port.read_state("facts.json", Facts, "research")
+    if not register.stays_out(port, options):
+        register.edited(port, str(facts.architecture.value), options.replace_row)
+
+
+def _sizes_of_the_plan(port: Port, options: "Options") -> None:
+    from autoport.schema import Plan
+
+    proof = importlib.import_module("autoport.validation.step")
+    proof.choose_tp_sizes(port.read_state("plan.json", Plan, "analyze").tp, options.tp_sizes)
