@@ -641,6 +641,29 @@ class PhaseProof(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
+class SectionError(msgspec.Struct, frozen=True):
+    """One section of the port in one phase, against the same place in the reference.
+
+    Attributes:
+        section: ``rope``, ``embedding``, ``norm``, ``attention``, ``mlp``, ``decoder`` (what joins them: residuals,
+            scales, the order), ``final norm`` or ``head``.
+        module: Path of the module in the port, e.g. ``model.layers.0.self_attn``.
+        layer: None for what is not in a layer.
+        where: ``model.py:<line> (<Class>.forward)``.
+        error: Largest over the positions of max|port - ref32| / max|ref32|. None: not finite.
+        r_ratio: Only in bfloat16. None: not finite, or float32.
+        worst: Where the largest error is.
+    """
+
+    section: str
+    module: str
+    layer: int | None
+    where: str
+    error: float | None
+    worst: str = ""
+    r_ratio: float | None = None
+
+
 class ProofRun(msgspec.Struct, frozen=True):
     """One TP size and dtype.
 
@@ -650,6 +673,8 @@ class ProofRun(msgspec.Struct, frozen=True):
         collectives: Calls in one forward of rank 0 by kind, for each step and bucket, e.g. ``"prefill 64"``.
         failure: Why the run is red, its first failing phase first; empty when it is green.
         log: Output of the rank to look at, relative to the workspace.
+        sections: When a phase is red, the sections of the first red one in the order in which the port runs them.
+        diverges: The first of them that differs from the reference.
     """
 
     tp_size: int
@@ -660,6 +685,8 @@ class ProofRun(msgspec.Struct, frozen=True):
     seconds: float
     failure: str
     log: str
+    sections: list[SectionError] = []
+    diverges: SectionError | None = None
 
 
 class Proof(msgspec.Struct, frozen=True):

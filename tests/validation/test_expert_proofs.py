@@ -152,5 +152,6 @@ def test_a_fault_in_the_experts_turns_the_proof_red(ported, tmp_path, name):
     text, count = re.subn(fault.pattern, fault.replacement, model.read_text())
     assert count == 1, f"{fault.pattern} is {count} times in model.py"
     model.write_text(text)
-    failure = port.run(tmp_path, tmp_path, fault.tp_size, "float32").failure
-    assert failure.startswith(f"{fault.phase}: relative error"), failure
+    red = port.run(tmp_path, tmp_path, fault.tp_size, "float32")
+    assert red.failure.startswith(f"{fault.phase}: relative error"), red.failure
+    assert red.diverges.section == "mlp"

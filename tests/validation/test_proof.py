@@ -8,8 +8,8 @@ import pytest
 from autoport.analysis.tensor_parallel import Dimensions, WeightBytes, plan_tensor_parallel
 from autoport.errors import Refusal
 from autoport.port import Options
-from autoport.schema import Proof
-from autoport.validation import prove, step
+from autoport.schema import PhaseProof, Proof
+from autoport.validation import divergence, prove, step
 from autoport.validation.scenario import DECODE, PREFILL, SAMPLING, SEGMENTED
 from autoport.workspace import Port, Workspace
 
@@ -52,17 +52,39 @@ def test_the_report_says_what_ran(proven):
     assert "on the simulator at TP 1, 2" in step.summarise(proof)
 
 
+def test_no_section_of_a_proven_port_differs(proven, tmp_path):
+    port = proven("llama-3.2-1b")
+    for phase in (SEGMENTED, DECODE):
+        for dtype in ("float32", "bfloat16"):
+            sections = divergence.find(
+                port.subject(port.port.workspace.root),
+                port.prepared.checkpoint,
+                port.prepared.reference.sequences,
+                PhaseProof(phase, 0, 0.0, "", 0, 0),
+                tp_size=2,
+                dtype=dtype,
+                log_dir=tmp_path,
+                timeout=120,
+            )
+            assert {section.section for section in sections} == {
+                "rope", "embedding", "norm", "attention", "decoder", "mlp", "final norm", "head",
+            }  # fmt: skip
+            assert divergence.first_divergence(sections, dtype).section == "head"
+
+
 # --- Red ----------------------------------------------------------------------------------------------------
 
 
 class Fault(msgspec.Struct, frozen=True):
     """An edit of the generated model.py: each pattern is replaced, and must be there.
 
-    `phase` is where the proof has to go red; `dtype` and `tp_size` are the first run that sees it.
+    `phase` is where the proof has to go red, `section` the one that it has to name, or the place that an
+    exception has to name; `dtype` and `tp_size` are the first run that sees it.
     """
 
     edits: dict[str, str]
     phase: str
+    section: str
     config: str = "yi-6b"
     tp_size: int = 1
     dtype: prove.Dtype = "float32"
@@ -70,33 +92,38 @@ class Fault(msgspec.Struct, frozen=True):
 
 FAULTS = {
     "LayerNorm for RMSNorm": Fault(
-        {r"( +)x = (x \* torch\.rsqrt\()": r"\1x = x - x.mean(-1, keepdim=True)\n\1x = \2"}, PREFILL
+        {r"( +)x = (x \* torch\.rsqrt\()": r"\1x = x - x.mean(-1, keepdim=True)\n\1x = \2"}, PREFILL, "norm"
     ),
-    "theta 10000": Fault({r'self\.rope\["rope_theta"\]': "10000.0"}, PREFILL),
-    "RoPE halves swapped": Fault({r"freqs\.sin\(\)": "-freqs.sin()"}, PREFILL),
+    "theta 10000": Fault({r'self\.rope\["rope_theta"\]': "10000.0"}, PREFILL, "rope"),
+    "RoPE halves swapped": Fault({r"freqs\.sin\(\)": "-freqs.sin()"}, PREFILL, "rope"),
     "RoPE pairs neighbours in decode": Fault(
-        {r"( +)W_out=": r"\1rope_contiguous_layout=False,\n\1W_out="}, DECODE
+        {r"( +)W_out=": r"\1rope_contiguous_layout=False,\n\1W_out="}, DECODE, "attention"
     ),
     "RoPE scaling left out": Fault(
-        {r"( +)return \(1\.0 - smooth\).*": r"\1return inv_freq"}, PREFILL, config="llama-3.2-1b"
+        {r"( +)return \(1\.0 - smooth\).*": r"\1return inv_freq"}, PREFILL, "rope", config="llama-3.2-1b"
     ),
     "QKV bias dropped": Fault(
         {r"bias=self\.qkv_proj_bias[^\n]*": "bias=None,", r"bias_qkv=self[^\n]*": "bias_qkv=None,"},
         PREFILL,
+        "attention",
         config="qwen2-7b",
     ),
     "QKV bias dropped in decode": Fault(
-        {r"bias_qkv=self[^\n]*": "bias_qkv=None,"}, DECODE, config="qwen2-7b"
+        {r"bias_qkv=self[^\n]*": "bias_qkv=None,"}, DECODE, "attention", config="qwen2-7b"
     ),
     "prefill writes KV one slot off": Fault(
-        {r'metadata\["slot_mapping"\] % metadata': '(metadata["slot_mapping"] + 1) % metadata'}, DECODE
+        {r'metadata\["slot_mapping"\] % metadata': '(metadata["slot_mapping"] + 1) % metadata'},
+        DECODE,
+        "attention",
     ),
     "decode writes KV one slot off": Fault(
-        {r'kv_cache_update_idx=\(?metadata\["slot_mapping"\]': r"\g<0>.add(1)"}, DECODE
+        {r'kv_cache_update_idx=\(?metadata\["slot_mapping"\]': r"\g<0>.add(1)"}, DECODE, "attention"
     ),
-    "segments start at zero": Fault({r'prior_tokens=metadata\["cached_seq_len"\]': r"\g<0> * 0"}, SEGMENTED),
+    "segments start at zero": Fault(
+        {r'prior_tokens=metadata\["cached_seq_len"\]': r"\g<0> * 0"}, SEGMENTED, "attention"
+    ),
     "KV heads in the wrong order": Fault(
-        {r"k\.transpose\(1, 2\), v,": "k.flip(0).transpose(1, 2), v.flip(0),"}, PREFILL
+        {r"k\.transpose\(1, 2\), v,": "k.flip(0).transpose(1, 2), v.flip(0),"}, PREFILL, "attention"
     ),
     "one all-reduce too many": Fault(
         {
@@ -105,19 +132,39 @@ FAULTS = {
             )
         },
         DECODE,
+        "attention",
         tp_size=2,
     ),
+    "MLP without its activation": Fault(
+        {
+            r"self\.down_proj_weight\)": "self.down_proj_weight, act_fn=ActFnType.GELU)",
+            r"import torch\n": ("import torch\nfrom nkilib.core.utils.common_types import ActFnType\n"),
+        },
+        PREFILL,
+        "mlp",
+    ),
+    "a residual added twice": Fault(
+        {r"hidden_states = residual \+ hidden_states": r"\g<0> + residual"}, PREFILL, "decoder"
+    ),
+    "embeddings scaled": Fault({r"rank=rank\)\n": "rank=rank) * 1.01\n"}, PREFILL, "embedding"),
     "RoPE angles in bfloat16": Fault(
-        {r"freqs = (.*) +(# \[T, Dh/2\])": r"freqs = (\1).to(self.dtype)  \2"}, PREFILL, dtype="bfloat16"
+        {r"freqs = (.*) +(# \[T, Dh/2\])": r"freqs = (\1).to(self.dtype)  \2"},
+        PREFILL,
+        "rope",
+        dtype="bfloat16",
     ),
     "NaN": Fault(
-        {r"( +)logits = self\.lm_head\((.*)\)": r"\1logits = self.lm_head(\2) * torch.nan"}, PREFILL
+        {r"( +)logits = self\.lm_head\((.*)\)": r"\1logits = self.lm_head(\2) * torch.nan"}, PREFILL, "head"
     ),
     "a read of a tensor's value": Fault(
-        {r"( +)freqs = ": r"\1int(positions.max().item())\n\1freqs = "}, PREFILL
+        {r"( +)freqs = ": r"\1int(positions.max().item())\n\1freqs = "},
+        PREFILL,
+        ", in SubjectRotaryEmbedding.forward)",
     ),
-    "logits of one rank only": Fault({r"gather_output=.*,": "gather_output=False,"}, PREFILL, tp_size=2),
-    "a syntax error": Fault({r"class ": "klass "}, "load"),
+    "logits of one rank only": Fault(
+        {r"gather_output=.*,": "gather_output=False,"}, PREFILL, "head", tp_size=2
+    ),
+    "a syntax error": Fault({r"class ": "klass "}, "load", "(model.py, line "),
 }
 
 
@@ -144,8 +191,16 @@ def test_a_fault_turns_the_proof_red_where_it_is(proven, tmp_path, name):
 
     if (fault.tp_size, fault.dtype) != (1, "float32"):
         assert run(1, "float32").failure == ""
-    failure = run(fault.tp_size, fault.dtype).failure
-    assert failure.startswith(f"{fault.phase}:"), failure
+    red = run(fault.tp_size, fault.dtype)
+    assert red.failure.startswith(f"{fault.phase}:"), red.failure
+    if red.diverges is None:
+        assert fault.section in red.failure
+        return
+    assert red.diverges.section == fault.section
+    assert red.diverges.layer in (None, 0)
+    line = int(re.match(r"model\.py:(\d+) \(Subject\w+\.forward\)", red.diverges.where)[1])
+    text = (tmp_path / "vllm_neuron/model/subject/model.py").read_text().splitlines()
+    assert "def forward" in text[line - 1] + text[line]  # after a decorator
 
 
 def test_a_red_proof_ends_the_step_and_says_where_to_look(proven, tmp_path):
@@ -158,6 +213,7 @@ def test_a_red_proof_ends_the_step_and_says_where_to_look(proven, tmp_path):
     outcome = step.run(port, Options(dry_run=True))
     assert outcome.status == "red"
     assert outcome.summary.startswith("red at TP 1, float32: prefill: relative error")
+    assert "; first section that differs: rope at model.py:" in outcome.summary
     proof = port.read_state("proof.json", Proof, "prove")
     assert not proof.passed
     assert [(run.tp_size, run.dtype) for run in proof.runs] == [(1, "float32"), (2, "float32")]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autoport.schema import Facts, PhaseProof, Proof, ProofRun
-from autoport.validation import metrics, ranks, reference
+from autoport.schema import Facts, PhaseProof, Proof, ProofRun, SectionError
+from autoport.validation import divergence, metrics, ranks, reference
 from autoport.validation.scenario import PHASES, SAMPLING, SEQUENCES, SPANS, draw_prompts
 from autoport.validation.shrink import shrink
 from autoport.validation.simulated import DTYPES, Dtype, SimulatedRun, Subject, run_scenario
@@ -128,6 +128,7 @@ def prove_run(subject: Subject, prepared: Prepared, tp_size: int, dtype: Dtype, 
         phases = [compare(phase, dtype, observed.logits, prepared.reference) for phase in PHASES]
         failure = "; ".join(phase.failure for phase in phases if phase.failure)
         failure = failure or _hardware_failure(observed)
+    sections, diverges = _sections(subject, prepared, tp_size, dtype, phases, log_dir)
     return ProofRun(
         tp_size=tp_size,
         dtype=dtype,
@@ -137,7 +138,37 @@ def prove_run(subject: Subject, prepared: Prepared, tp_size: int, dtype: Dtype, 
         seconds=round(time.monotonic() - started, 2),
         failure=failure,
         log=str(log.relative_to(subject.workspace)),
+        sections=sections,
+        diverges=diverges,
     )
+
+
+def _sections(
+    subject: Subject,
+    prepared: Prepared,
+    tp_size: int,
+    dtype: Dtype,
+    phases: Sequence[PhaseProof],
+    log_dir: Path,
+) -> tuple[list[SectionError], SectionError | None]:
+    """The sections of the first red phase, and the first one that differs."""
+    red = next((phase for phase in phases if phase.failure), None)
+    if red is None:
+        return [], None
+    try:
+        sections = divergence.find(
+            subject,
+            prepared.checkpoint,
+            prepared.reference.sequences,
+            red,
+            tp_size,
+            dtype,
+            log_dir / "sections",
+            TIME_LIMIT,
+        )
+    except ranks.RankError:
+        return [], None  # the verdict stands without it
+    return sections, divergence.first_divergence(sections, dtype)
 
 
 def compare(

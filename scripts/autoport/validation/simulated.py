@@ -1,8 +1,11 @@
 """The port's side of the proof: the scenario on the simulator, as one tensor-parallel rank sees it."""
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -24,6 +27,8 @@ from autoport.validation.scenario import (
 if TYPE_CHECKING:
     import torch
     from vllm_neuron.simulator.harness import Harness
+
+    from autoport.validation.port_sections import PortSections
 
     # Float32 [positions, vocab_size] by (phase, sequence), see `scenario.SPANS`.
     Logits = dict[tuple[str, str], torch.Tensor]
@@ -73,8 +78,9 @@ def run_scenario(
     rules.reset()
     logits: Logits = {}
     collectives: dict[str, dict[str, int]] = {}
+    load = functools.partial(load_port, subject, checkpoint, dtype)
     for run in (_single_shot, _segmented, _sampled):
-        harness = run(subject, checkpoint, dtype, sequences, logits)
+        harness = run(load, sequences, logits, subject)
         collectives |= {
             f"{step} {bucket}": dict(report.collectives)
             for (step, bucket), report in harness.reports.items()
@@ -90,21 +96,45 @@ def run_scenario(
     )
 
 
+def record_sections(
+    rank: Rank, subject: Subject, checkpoint: str, dtype: Dtype, sequences: dict[str, list[int]], phase: str
+) -> "PortSections":
+    """Run the port once more, and return what its sections give in `phase`; called in a rank process.
+
+    Raises:
+        Explained: The port raised.
+    """
+    from autoport.validation.port_sections import Recorder
+
+    activate_port(rank, subject)
+    recorder = Recorder(sequences, is_prefill=phase != DECODE)
+
+    def load(**options: Any) -> "Harness":
+        harness = load_port(subject, checkpoint, dtype, **options)
+        recorder.watch(harness)
+        return harness
+
+    runs = {PREFILL: (_single_shot,), SEGMENTED: (_segmented,), DECODE: (_single_shot, _segmented)}
+    for run in runs[phase]:
+        run(load, sequences, {}, subject)
+    return recorder.result()
+
+
 def _single_shot(
-    subject: Subject, checkpoint: str, dtype: Dtype, sequences: dict[str, list[int]], logits: "Logits"
+    load: "Callable[..., Harness]", sequences: dict[str, list[int]], logits: "Logits", subject: Subject
 ) -> "Harness":
     """Two prompts in one go each, then decode steps of both in one batch."""
     import torch
 
     short, long = sequences["short"], sequences["long"]
-    with _phase("load"):
-        harness = load_port(subject, checkpoint, dtype)
-    with _phase(PREFILL):
+    with _phase("load", subject):
+        harness = load()
+    with _phase(PREFILL, subject):
         first = harness.add(short[: SHORT.prompt_length])
         logits[PREFILL, "short"] = harness.prefill(first)
         second = harness.add(long[: LONG.prompt_length])
         logits[PREFILL, "long"] = harness.prefill(second, all_positions=True)
-    with _phase(DECODE):
+    with _phase(DECODE, subject):
         tokens = zip(short[SHORT.prompt_length :], long[LONG.prompt_length :], strict=True)
         steps = [harness.decode([first, second], pair) for pair in tokens]
         logits[DECODE, "short"], logits[DECODE, "long"] = torch.stack(steps, dim=1)
@@ -112,41 +142,38 @@ def _single_shot(
 
 
 def _segmented(
-    subject: Subject, checkpoint: str, dtype: Dtype, sequences: dict[str, list[int]], logits: "Logits"
+    load: "Callable[..., Harness]", sequences: dict[str, list[int]], logits: "Logits", subject: Subject
 ) -> "Harness":
     """One prompt in two segments, then decode steps."""
     import torch
 
     ids = sequences["split"]
-    with _phase("load"):
-        harness = load_port(
-            subject,
-            checkpoint,
-            dtype,
+    with _phase("load", subject):
+        harness = load(
             max_model_len=scenario.SEGMENTED_MODEL_LEN,
             num_batched_tokens_buckets=[scenario.SEGMENT_SIZE],
             kv_segment_size=scenario.SEGMENT_SIZE,
         )
-    with _phase(SEGMENTED):
+    with _phase(SEGMENTED, subject):
         sequence = harness.add(ids[: SPLIT.prompt_length])
         logits[SEGMENTED, "split"] = harness.prefill(sequence, all_positions=True)
-    with _phase(DECODE):
+    with _phase(DECODE, subject):
         steps = [harness.decode([sequence], [token]) for token in ids[SPLIT.prompt_length :]]
         logits[DECODE, "split"] = torch.cat(steps)
     return harness
 
 
 def _sampled(
-    subject: Subject, checkpoint: str, dtype: Dtype, sequences: dict[str, list[int]], logits: "Logits"
+    load: "Callable[..., Harness]", sequences: dict[str, list[int]], logits: "Logits", subject: Subject
 ) -> "Harness":
     """A prompt and decode steps with greedy sampling on the device; the logits come beside the tokens."""
     import torch
 
     ids = sequences["short"]
-    with _phase("load"):
-        harness = load_port(subject, checkpoint, dtype, neuron_config={})
+    with _phase("load", subject):
+        harness = load(neuron_config={})
     rows = []
-    with _phase(SAMPLING):
+    with _phase(SAMPLING, subject):
         sequence = harness.add(ids[: SHORT.prompt_length])
         sampled = harness.prefill(sequence)
         for step in range(SAMPLING_STEPS + 1):
@@ -196,8 +223,24 @@ def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -
 
 
 @contextlib.contextmanager
-def _phase(name: str) -> Iterator[None]:
+def _phase(name: str, subject: Subject) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise Explained(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        text = f"{name}: {type(error).__name__}: {' '.join(str(error).split())}"
+        place = port_place(error, subject)
+        raise Explained(f"{text} ({place})" if place else text) from error
+
+
+def port_place(error: BaseException, subject: Subject) -> str:
+    """The last line of the port's own files that the error went through: ``model.py:<line>, in <function>``."""
+    folder = Path(subject.workspace).resolve() / subject.package / "model" / subject.name
+    if isinstance(error, SyntaxError):
+        return ""  # its message has the place
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        code = frame.f_code
+        if folder in Path(code.co_filename).parents:
+            owner = frame.f_locals.get("self")
+            function = f"{type(owner).__name__}.{code.co_name}" if owner is not None else code.co_name
+            return f"{Path(code.co_filename).name}:{line}, in {function}"
+    return ""

@@ -6,7 +6,7 @@ from autoport.codegen.document import record_results
 from autoport.codegen.features import FeatureResult
 from autoport.errors import Problem, Refusal, refuse
 from autoport.port import Options, Outcome
-from autoport.schema import Facts, Plan, Proof, TpCandidate, TpPlan
+from autoport.schema import Facts, Plan, Proof, ProofRun, TpCandidate, TpPlan
 from autoport.validation.prove import prepare, prove
 from autoport.validation.ranks import check_installed
 from autoport.validation.scenario import SAMPLING
@@ -49,6 +49,15 @@ def run(port: Port, options: Options) -> Outcome:
     return Outcome("done" if proof.passed else "red", summarise(proof), data=proof, files=changed)
 
 
+def _first_section(run: ProofRun) -> str:
+    section = run.diverges
+    if section is None:
+        return ""
+    layer = "" if section.layer is None else f" of layer {section.layer}"
+    place = f" at {section.where}" if section.where else ""
+    return f"; first section that differs: {section.section}{layer}{place}"
+
+
 def feature_results(proof: Proof) -> dict[str, FeatureResult]:
     """What the proof says of each row of the README's feature table: passed where every run of it passed."""
     results = {}
@@ -60,8 +69,11 @@ def feature_results(proof: Proof) -> dict[str, FeatureResult]:
         # A run that is red in no phase (a device rule, an exception) is red in all of them.
         everywhere = [run.failure for run in runs if not any(phase.failure for phase in run.phases)]
         failures = [text for text in (*everywhere, *(phase.failure for phase in compared)) if text]
+        first = next((_first_section(run) for run in runs if run.diverges), "")
         sizes = ", ".join(str(size) for size in sorted({run.tp_size for run in runs}))
-        note = f"{proof.ran_on}, TP {sizes}: {failures[0] if failures else f'equals {proof.reference}'}"
+        note = (
+            f"{proof.ran_on}, TP {sizes}: {failures[0] + first if failures else f'equals {proof.reference}'}"
+        )
         results[feature] = FeatureResult(passed=not failures, note=note)
     return results
 
@@ -113,7 +125,8 @@ def summarise(proof: Proof) -> str:
         return f"no tensor-parallel size to prove ({reasons})"
     for run in proof.runs:
         if run.failure:
-            return f"red at TP {run.tp_size}, {run.dtype}: {run.failure} (log: {run.log})"
+            found = f"red at TP {run.tp_size}, {run.dtype}: {run.failure}"
+            return f"{found}{_first_section(run)} (log: {run.log})"
     sizes = ", ".join(str(size) for size in dict.fromkeys(run.tp_size for run in proof.runs))
     phases = [phase for run in proof.runs for phase in run.phases]
     error = max(phase.max_relative_error or 0.0 for phase in phases if phase.r_ratio is None)

@@ -1,0 +1,495 @@
+"""SmolLM3ForCausalLM for the vLLM Neuron backend.
+
+Marks, for whoever adapts this file to another architecture:
+    # >>> PARALLELISM: ... <<<   how the work is split over ranks; keep.
+    # <-- MODEL-SPECIFIC: ...    what this architecture decides; change.
+
+Tensor parallel: attention heads, MLP columns and the vocabulary are split over the ranks. Sequence parallel
+in prefill: between the blocks a rank holds T/TP tokens, gathered before attention and MLP, then scattered.
+
+Shapes: T tokens of a step, padded; in decode T = B*S, B sequences with S new tokens each. R sampled
+positions, H hidden size, V vocabulary, Nh and Nkv query and KV heads of this rank, Dh head dim. Weights are
+[in, out].
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.distributed.parallel_state import get_tp_group
+
+import vllm_neuron.functional as NF
+from vllm_neuron.model.kv_cache import KVSpec, LayerSpec
+from vllm_neuron.model.neuron_config import NeuronConfig
+from vllm_neuron.nn import ColumnParallelLinear
+from vllm_neuron.nn.embedding import VocabDimShardedEmbedding
+from vllm_neuron.nn.sampler import Sampler
+from vllm_neuron.utils.checkpoints import SafetensorsCheckpoint
+from vllm_neuron.utils.weight_loader import fused_qkv_weight_loader, set_weight_loader, sharding_weight_loader
+
+from .config import SmolLM3Config
+
+CosSin = tuple[Tensor, Tensor]  # [1, T, Dh] each in prefill, [Dh/2, B, S] in decode
+Metadata = dict[str, Any]
+
+
+# ===== Section 1: Normalization ===================================================================
+
+
+class SmolLM3RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps), computed in float32, times the weight in the input's dtype."""
+
+    def __init__(self, size: int, config: SmolLM3Config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=config.torch_dtype))
+        self.variance_epsilon = config.rms_norm_eps
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states.float()
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * x.to(hidden_states.dtype)  # <-- MODEL-SPECIFIC: plain weight, no 1 + weight
+
+
+# ===== Section 2: Rotary position embedding =======================================================
+
+
+class SmolLM3RotaryEmbedding(nn.Module):
+    """cos and sin of the rotary angles; the halves of a head are rotated against each other."""
+
+    def __init__(self, config: SmolLM3Config, rope: dict[str, Any]):
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.dtype = config.torch_dtype
+        self.rope = rope
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [T] -> cos, sin [T, Dh/2]."""
+        freqs = positions.float()[:, None] * self.inv_freq(positions.device)  # [T, Dh/2]
+        return freqs.cos().to(self.dtype), freqs.sin().to(self.dtype)
+
+    def inv_freq(self, device: torch.device) -> Tensor:
+        """Inverse frequencies [Dh/2], float32. Not a buffer: the model is created on the meta device."""
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device) / self.head_dim
+        return 1.0 / self.rope["rope_theta"] ** exponents  # <-- MODEL-SPECIFIC: no RoPE scaling
+
+
+# ===== Section 3: Attention =======================================================================
+
+
+class SmolLM3Attention(nn.Module):
+    """Grouped-query attention over a paged KV cache."""
+
+    k_cache: Tensor  # [blocks, Nkv, block_size, Dh], bound by bind_kv_cache
+    v_cache: Tensor
+
+    def __init__(self, config: SmolLM3Config, layer_idx: int):
+        super().__init__()
+        self.layer_name = f"layers.{layer_idx}.self_attn"
+        self.hidden_size = config.hidden_size
+        self.head_dim = config.head_dim
+        self.scaling = config.head_dim**-0.5  # <-- MODEL-SPECIFIC: the usual scale
+        self.rope = config.layer_ropes[layer_idx]  # <-- MODEL-SPECIFIC: which rotary embedding, None for none
+
+        # >>> PARALLELISM: heads are split over the ranks, KV heads replicated when fewer than ranks <<<
+        self.tp_group = get_tp_group()
+        tp_size = self.tp_group.world_size
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        assert heads % tp_size == 0, f"{heads} heads, TP {tp_size}"
+        assert kv_heads % tp_size == 0 or tp_size % kv_heads == 0, f"{kv_heads} KV heads, TP {tp_size}"
+        self.num_heads = heads // tp_size
+        self.num_kv_heads = max(1, kv_heads // tp_size)
+        num_kv_replicas = max(1, tp_size // kv_heads)
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        qkv_size, dtype = q_size + 2 * kv_size, config.torch_dtype
+
+        self.qkv_proj_weight = nn.Parameter(torch.empty(self.hidden_size, qkv_size, dtype=dtype))
+        qkv_loader = fused_qkv_weight_loader(
+            q_size, kv_size, 1, tp_size, is_storage_transposed=True, num_kv_replicas=num_kv_replicas
+        )
+        set_weight_loader(self.qkv_proj_weight, qkv_loader)
+        self.o_proj_weight = nn.Parameter(torch.empty(q_size, self.hidden_size, dtype=dtype))
+        o_loader = sharding_weight_loader(0, q_size, tp_size, is_storage_transposed=True)
+        set_weight_loader(self.o_proj_weight, o_loader)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: CosSin | None,
+        attn_metadata: dict[str, Metadata],
+        decode_mask: Tensor | None,
+    ) -> Tensor:
+        """Prefill (no mask): [T/TP, H] -> [T/TP, H]. Decode: [T, H] -> [T, H]."""
+        metadata = attn_metadata[self.layer_name]
+        if decode_mask is not None:
+            output = self.decode(hidden_states, position_embeddings, metadata, decode_mask)
+            # >>> PARALLELISM: sum over the ranks' heads, in place <<<
+            self.tp_group.all_reduce(output)
+            return output
+
+        # >>> PARALLELISM: gather the sequence; after, sum over the ranks' heads and scatter it <<<
+        hidden_states = self.tp_group.all_gather(hidden_states, dim=0)  # [T, H]
+        prefill = self.segmented_prefill if metadata.get("kv_segment_size") else self.full_prefill
+        attn_output = prefill(hidden_states, position_embeddings, metadata)  # [Nh, Dh, T]
+        output = NF.o_proj(attn_output.unsqueeze(0), self.o_proj_weight).squeeze(0)  # [T, H]
+        return self.tp_group.reduce_scatter(output, dim=0)  # [T/TP, H]
+
+    def full_prefill(
+        self, hidden_states: Tensor, position_embeddings: CosSin | None, metadata: Metadata
+    ) -> Tensor:
+        """A whole prompt [T, H] -> [Nh, Dh, T]; K and V are written to the cache."""
+        qkv = self.qkv_proj(hidden_states, position_embeddings)  # [1, T, (Nh + 2*Nkv)*Dh]
+        qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)  # [T, Nh + 2*Nkv, Dh]
+        q, k, v = qkv.transpose(0, 1).split((self.num_heads, self.num_kv_heads, self.num_kv_heads))
+
+        blocks = metadata["slot_mapping"] // metadata["block_size"]  # [T]
+        offsets = metadata["slot_mapping"] % metadata["block_size"]  # [T]
+        heads = torch.arange(self.num_kv_heads, device=blocks.device)[:, None]  # [Nkv, 1]
+        self.k_cache.index_put_((blocks, heads, offsets), k)
+        self.v_cache.index_put_((blocks, heads, offsets), v)
+
+        # q [Nh, Dh, T], k [Nkv, Dh, T], v [Nkv, T, Dh]
+        return NF.flash_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v, scale=self.scaling, tp_q=False, tp_out=True
+        )
+
+    def segmented_prefill(
+        self, hidden_states: Tensor, position_embeddings: CosSin | None, metadata: Metadata
+    ) -> Tensor:
+        """A segment of a prompt [T, H] -> [Nh, Dh, T]; attends to the cached segments before it, too."""
+        q, k_cache, v_cache = self.qkv_proj(
+            hidden_states,
+            position_embeddings,
+            k_cache=self.k_cache,
+            v_cache=self.v_cache,
+            use_block_kv=True,
+            block_size=metadata["block_size"],
+            slot_mapping=metadata["slot_mapping"].to(torch.int32),
+        )  # q [1, T, Nh*Dh]
+        return NF.segmented_attention(
+            q.view(-1, self.num_heads, self.head_dim).transpose(0, 1),  # [Nh, T, Dh]
+            k_cache,
+            v_cache,
+            block_tables=metadata["block_table_tensor"],
+            prior_tokens=metadata["cached_seq_len"],
+            block_size=metadata["block_size"],
+            kv_segment_size=metadata["kv_segment_size"],
+            scale=self.scaling,
+            tp_q=True,
+            tp_out=True,
+        )
+
+    def qkv_proj(self, hidden_states: Tensor, position_embeddings: CosSin | None, **cache_write: Any) -> Any:
+        """Project [T, H] and rotate q and k; `cache_write` makes the operator store K and V itself."""
+        cos, sin = (None, None) if position_embeddings is None else position_embeddings
+        return NF.qkv_proj(
+            hidden_states.unsqueeze(0),
+            self.qkv_proj_weight,
+            d_head=self.head_dim,
+            cos_cache=cos,
+            sin_cache=sin,
+            num_q_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            **cache_write,
+        )
+
+    def decode(
+        self, hidden_states: Tensor, position_embeddings: CosSin | None, metadata: Metadata, mask: Tensor
+    ) -> Tensor:
+        """[T, H] -> this rank's share of the output [T, H]; K and V are written to the cache."""
+        cos, sin = (None, None) if position_embeddings is None else position_embeddings
+        block_table = metadata["block_table_tensor"]  # [B, blocks per sequence], int32
+        num_seqs = block_table.shape[0]
+        return NF.attention_decode(
+            hidden_states.view(num_seqs, -1, self.hidden_size),  # [B, S, H]
+            W_qkv=self.qkv_proj_weight,
+            cos=cos,
+            sin=sin,
+            active_blocks_table=block_table,
+            K_cache=self.k_cache,
+            V_cache=self.v_cache,
+            attention_mask=mask,
+            softmax_scale=self.scaling,
+            update_cache=True,
+            kv_cache_update_idx=metadata["slot_mapping"].view(num_seqs, -1).to(torch.uint32),  # [B, S]
+            W_out=self.o_proj_weight,
+        )
+
+
+# ===== Section 4: MLP =============================================================================
+
+
+class SmolLM3MLP(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: SmolLM3Config):
+        super().__init__()
+        # >>> PARALLELISM: the intermediate dimension is split over the ranks <<<
+        self.tp_group = get_tp_group()
+        tp_size = self.tp_group.world_size
+        hidden_size, dtype = config.hidden_size, config.torch_dtype
+        assert config.intermediate_size % tp_size == 0, f"I {config.intermediate_size}, TP {tp_size}"
+        shard_size = config.intermediate_size // tp_size
+
+        self.gate_proj_weight = nn.Parameter(torch.empty(hidden_size, shard_size, dtype=dtype))
+        self.up_proj_weight = nn.Parameter(torch.empty(hidden_size, shard_size, dtype=dtype))
+        self.down_proj_weight = nn.Parameter(torch.empty(shard_size, hidden_size, dtype=dtype))
+        column_loader = sharding_weight_loader(1, shard_size, tp_size, is_storage_transposed=True)
+        set_weight_loader(self.gate_proj_weight, column_loader)
+        set_weight_loader(self.up_proj_weight, column_loader)
+        row_loader = sharding_weight_loader(0, shard_size, tp_size, is_storage_transposed=True)
+        set_weight_loader(self.down_proj_weight, row_loader)
+
+    def forward(self, hidden_states: Tensor, is_prefill: bool) -> Tensor:
+        """Prefill: [T/TP, H] -> [T/TP, H]. Decode: [T, H] -> [T, H]."""
+        # >>> PARALLELISM: gather the sequence in prefill <<<
+        if is_prefill:
+            hidden_states = self.tp_group.all_gather(hidden_states, dim=0)  # [T, H]
+
+        # <-- MODEL-SPECIFIC: SiLU (NF.mlp's default), no biases
+        output = NF.mlp(hidden_states, self.gate_proj_weight, self.up_proj_weight, self.down_proj_weight)
+
+        # >>> PARALLELISM: sum the ranks' columns, and scatter the sequence in prefill <<<
+        if is_prefill:
+            return self.tp_group.reduce_scatter(output, dim=0)  # [T/TP, H]
+        self.tp_group.all_reduce(output)
+        return output
+
+
+# ===== Section 5: Decoder layer ===================================================================
+
+
+class SmolLM3DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: SmolLM3Config, layer_idx: int):
+        super().__init__()
+        self.input_layernorm = SmolLM3RMSNorm(config.hidden_size, config)
+        self.post_attention_layernorm = SmolLM3RMSNorm(config.hidden_size, config)
+        self.self_attn = SmolLM3Attention(config, layer_idx)
+        self.mlp = SmolLM3MLP(config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: CosSin | None,
+        attn_metadata: dict[str, Metadata],
+        decode_mask: Tensor | None,
+    ) -> Tensor:
+        """[T/TP, H] in prefill, [T, H] in decode; same shape out."""
+        # <-- MODEL-SPECIFIC: a norm before each block, none after, plain residuals
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+        hidden_states = self.self_attn(hidden_states, position_embeddings, attn_metadata, decode_mask)
+        hidden_states = residual + hidden_states
+
+        residual = hidden_states
+        hidden_states = self.post_attention_layernorm(hidden_states)
+        hidden_states = self.mlp(hidden_states, is_prefill=decode_mask is None)
+        return residual + hidden_states
+
+
+# ===== Section 6: Backbone ========================================================================
+
+
+class SmolLM3Model(nn.Module):
+    """Embedding, decoder layers and final norm."""
+
+    def __init__(self, config: SmolLM3Config):
+        super().__init__()
+        # >>> PARALLELISM: the vocabulary is split over the ranks <<<
+        self.tp_group = get_tp_group()
+        tp_group = self.tp_group.device_group
+        self.embed_tokens = VocabDimShardedEmbedding(
+            config.vocab_size, config.hidden_size, dtype=config.torch_dtype, tp_group=tp_group
+        )
+        self.layers = nn.ModuleList(SmolLM3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = SmolLM3RMSNorm(config.hidden_size, config)
+        self.rotary_emb = SmolLM3RotaryEmbedding(config, config.rope_parameters)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attn_metadata: dict[str, Metadata], rank: Tensor | None
+    ) -> Tensor:
+        """input_ids, positions [T] -> hidden states [T, H]."""
+        metadata = attn_metadata[self.layers[0].self_attn.layer_name]
+        is_prefill = metadata["max_query_len"] > metadata["decode_token_threshold"]
+
+        # >>> PARALLELISM: prefill splits the sequence over the ranks <<<
+        num_tokens, tp_size = input_ids.shape[0], self.tp_group.world_size
+        if is_prefill and (num_tokens <= tp_size or num_tokens % tp_size != 0):
+            raise ValueError(
+                f"Prompt Length ({num_tokens}) must be > world_size ({tp_size}) and a multiple of it."
+            )
+
+        # <-- MODEL-SPECIFIC: some layers do not rotate
+        position_embeddings = {None: None, "rope": self.cos_sin(self.rotary_emb, positions, metadata)}
+        decode_mask = None if is_prefill else self.decode_mask(positions, metadata)
+
+        # >>> PARALLELISM: the embedding scatters a prefill's sequence: [T/TP, H], gathered after the norm <<<
+        hidden_states = self.embed_tokens(input_ids, scatter_tokens=is_prefill, rank=rank)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states, position_embeddings[layer.self_attn.rope], attn_metadata, decode_mask
+            )
+        hidden_states = self.norm(hidden_states)
+        return self.tp_group.all_gather(hidden_states, dim=0) if is_prefill else hidden_states
+
+    def cos_sin(self, rotary_emb: nn.Module, positions: Tensor, metadata: Metadata) -> CosSin:
+        """cos and sin as the attention operators take them: [1, T, Dh] in prefill, [Dh/2, B, S] in decode."""
+        cos, sin = rotary_emb(positions)  # [T, Dh/2]
+        if metadata["max_query_len"] > metadata["decode_token_threshold"]:
+            return torch.cat((cos, cos), dim=-1).unsqueeze(0), torch.cat((sin, sin), dim=-1).unsqueeze(0)
+        num_seqs = metadata["block_table_tensor"].shape[0]
+        return cos.t().reshape(cos.shape[1], num_seqs, -1), sin.t().reshape(sin.shape[1], num_seqs, -1)
+
+    def decode_mask(self, positions: Tensor, metadata: Metadata) -> Tensor:
+        """Mask of a decode step [context slots, B, Nh, S], the same for every layer."""
+        num_seqs = metadata["block_table_tensor"].shape[0]
+        return NF.gen_attention_decode_mask(
+            positions.float().unsqueeze(0),  # [1, B*S]
+            bs=num_seqs,
+            q_head=self.layers[0].self_attn.num_heads,
+            s_active=positions.shape[0] // num_seqs,
+            s_prior=metadata["max_blocks_per_seq"] * metadata["block_size"],
+            block_len=metadata["block_size"],
+        )
+
+
+# ===== Section 7: LM head =========================================================================
+
+
+class SmolLM3ForCausalLM(nn.Module):
+    """The model as the runner calls it."""
+
+    def __init__(self, config: SmolLM3Config):
+        super().__init__()
+        self.config = config
+        self.model = SmolLM3Model(config)
+
+        self.tp_group = get_tp_group()
+        tp_group, neuron_config = self.tp_group.device_group, config.neuron_config
+        self.sampler: Sampler | None = None
+        self._gather_logits = False
+        if neuron_config is not None and neuron_config.on_device_sampling_config:
+            self.sampler = Sampler(neuron_config.on_device_sampling_config, process_group=tp_group)
+            self._gather_logits = bool(neuron_config.max_logprobs != 0 or neuron_config.debug_logits_dir)
+
+        # >>> PARALLELISM: the vocabulary is split over the ranks; the sampler takes logits as they are <<<
+        self.lm_head = ColumnParallelLinear(
+            config.hidden_size,
+            config.vocab_size,
+            bias=False,
+            gather_output=self.sampler is None,
+            dtype=config.torch_dtype,
+            tp_group=tp_group,
+        )
+
+    @classmethod
+    def from_configs(cls, hf_config: Any, neuron_config: NeuronConfig | None = None) -> "SmolLM3ForCausalLM":
+        return cls(SmolLM3Config.from_configs(hf_config, neuron_config))
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        *,
+        attn_metadata: dict[str, Metadata],
+        sampling_positions: Tensor,
+        sampling_params: Tensor | None = None,
+        spec_decode_metadata: Any = None,
+        logit_mask: Tensor | None = None,
+        rank: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """One prefill or decode step.
+
+        Args:
+            input_ids: [T] int32.
+            positions: [T], absolute.
+            attn_metadata: Per layer name: block table, slots, sizes.
+            sampling_positions: [R], indices into T of the tokens to sample after.
+            sampling_params: [R, 3] float32 (top_k, top_p, temperature), for sampling on the device.
+            logit_mask: [R, V or V/TP] bool, True where a token is allowed.
+            rank: TP rank as a tensor, so that it is no constant of the graph.
+
+        Returns:
+            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None.
+
+        Raises:
+            ValueError: A prefill whose tokens cannot be split over the ranks.
+            NotImplementedError: Speculative decoding or prompt embeddings.
+        """
+        if spec_decode_metadata is not None:
+            raise NotImplementedError("speculative decoding is not implemented for this model")
+        if inputs_embeds is not None:
+            raise NotImplementedError("prompt embeddings are not implemented for this model")
+
+        hidden_states = self.model(input_ids, positions.to(torch.int32), attn_metadata, rank)  # [T, H]
+        hidden_states = torch.index_select(hidden_states, 0, sampling_positions)  # [R, H]
+        logits = self.lm_head(hidden_states)  # [R, V], or [R, V/TP] when sampling on the device
+        if self.sampler is None:
+            return logits
+        sampled = self.sampler(logits, sampling_params, logit_mask=logit_mask, tp_rank=rank)  # [R]
+        return sampled, (self.tp_group.all_gather(logits, dim=1) if self._gather_logits else None)
+
+    def get_kv_spec(self) -> KVSpec:
+        dtype = self.config.torch_dtype
+        attentions = [layer.self_attn for layer in self.model.layers]
+        return KVSpec(layers=[LayerSpec(a.layer_name, a.num_kv_heads, a.head_dim, dtype) for a in attentions])
+
+    def bind_kv_cache(self, kv_caches: dict[str, list[Tensor]]) -> None:
+        """Take each layer's [k_cache, v_cache], both [blocks, Nkv, block_size, Dh].
+
+        Raises:
+            KeyError: A layer has no cache.
+            ValueError: The cache is quantized, or of another dtype than the model.
+        """
+        for layer in self.model.layers:
+            attention = layer.self_attn
+            if attention.layer_name not in kv_caches:
+                raise KeyError(f"no KV cache for layer {attention.layer_name}")
+            attention.k_cache, attention.v_cache = kv_caches[attention.layer_name]
+            if (dtype := attention.k_cache.dtype) != self.config.torch_dtype:
+                raise ValueError(
+                    f"a KV cache of {dtype} for a model of {self.config.torch_dtype} is not implemented"
+                )
+
+    def load_weights(self, checkpoint_path: str, device: torch.device, cache_dir: str | None = None) -> None:
+        """Load this rank's shard of a checkpoint (folder or hub id).
+
+        Raises:
+            RuntimeError: A parameter found no weights.
+        """
+        result = SafetensorsCheckpoint(checkpoint_path, cache_dir).load_sharded_pipelined(
+            self.tp_group.rank_in_group, self.tp_group.world_size, self, self.weight_mappings(), device
+        )
+        # assign: the parameters are on the meta device, there is nothing to copy into.
+        self.load_state_dict(result.state_dict, strict=False, assign=True)
+        not_loaded = [name for name, parameter in self.named_parameters() if parameter.is_meta]
+        if not_loaded:
+            raise RuntimeError(f"no weights for {', '.join(not_loaded)}")
+
+    def weight_mappings(self) -> dict[str, str | list[str]]:
+        """Checkpoint keys of each parameter, in the order its loader takes them."""
+        mappings: dict[str, str | list[str]] = {  # <-- MODEL-SPECIFIC: the checkpoint's names
+            "model.embed_tokens.weight": "model.embed_tokens.weight",
+            "model.norm.weight": "model.norm.weight",
+            "lm_head.weight": "model.embed_tokens.weight",
+        }
+        for i in range(self.config.num_hidden_layers):
+            layer = f"model.layers.{i}"
+            mappings |= {
+                f"{layer}.input_layernorm.weight": f"{layer}.input_layernorm.weight",
+                f"{layer}.post_attention_layernorm.weight": f"{layer}.post_attention_layernorm.weight",
+                f"{layer}.self_attn.qkv_proj_weight": [
+                    f"{layer}.self_attn.q_proj.weight",
+                    f"{layer}.self_attn.k_proj.weight",
+                    f"{layer}.self_attn.v_proj.weight",
+                ],
+                f"{layer}.self_attn.o_proj_weight": f"{layer}.self_attn.o_proj.weight",
+                f"{layer}.mlp.gate_proj_weight": f"{layer}.mlp.gate_proj.weight",
+                f"{layer}.mlp.up_proj_weight": f"{layer}.mlp.up_proj.weight",
+                f"{layer}.mlp.down_proj_weight": f"{layer}.mlp.down_proj.weight",
+            }
+        return mappings
