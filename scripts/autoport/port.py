@@ -32,6 +32,8 @@ class Options(msgspec.Struct):
         probe: Confirm the reading of the modeling file by running pieces of transformers' class.
         context_length: Tokens per sequence for the KV-cache estimate.
         batch_size: Sequences for the KV-cache estimate.
+        instance: Instance type that the port is planned for.
+        lnc: Physical cores per logical core of it.
         tp_sizes: Tensor-parallel sizes for the proof (default: 1 and 2, where valid).
     """
 
@@ -46,6 +48,8 @@ class Options(msgspec.Struct):
     probe: bool = False
     context_length: int = 4096
     batch_size: int = 1
+    instance: str = "trn2.48xlarge"
+    lnc: int = 2
     tp_sizes: list[int] = []
 
 
@@ -89,7 +93,7 @@ STEPS: dict[str, Step] = {
         "Analyse, plan TP and weights",
         "autoport.analysis.step",
         ("facts.json", "checkpoint.json", "overrides.json"),
-        ("relax", "context_length", "batch_size"),
+        ("relax", "context_length", "batch_size", "instance", "lnc"),
     ),
     "generate": Step("3-4", "Generate the model", "autoport.codegen.generate", ("plan.json",)),
     "register": Step(

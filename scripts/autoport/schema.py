@@ -468,6 +468,35 @@ class Violation(msgspec.Struct, frozen=True):
     text: str
 
 
+class WeightBytes(msgspec.Struct, frozen=True):
+    """Bytes of weights in the port's dtype, before sharding, by how they are sharded.
+
+    `embeddings` are the part of `split` that are embeddings and the head.
+    """
+
+    split: int = 0
+    kv_heads: int = 0
+    copied: int = 0
+    embeddings: int = 0
+
+    def __add__(self, other: "WeightBytes") -> "WeightBytes":
+        return WeightBytes(
+            *(
+                a + b
+                for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+            )
+        )
+
+    @property
+    def total(self) -> int:
+        return self.split + self.kv_heads + self.copied
+
+    def per_rank(self, tp_size: int, num_kv_heads: int) -> int:
+        """Bytes on one rank: a KV head is never split, so ranks beyond the KV heads hold copies."""
+        kv_shards = min(tp_size, num_kv_heads)
+        return self.copied + -(-self.split // tp_size) + -(-self.kv_heads // kv_shards)
+
+
 class TpCandidate(msgspec.Struct, frozen=True):
     """One tensor-parallel size. `relaxed` lists rules it breaks that the user chose to relax.
 
@@ -476,6 +505,7 @@ class TpCandidate(msgspec.Struct, frozen=True):
         reserve_bytes: Assumed for compiled graphs, activations and collectives.
         padded_vocab_size: The next multiple of the size.
         padded_intermediate_size: The same for the MLP (0: all layers have experts).
+        slow_paths: What the device will do without a fused operator at this size (``PERF-...``).
     """
 
     tp_size: int
@@ -489,6 +519,7 @@ class TpCandidate(msgspec.Struct, frozen=True):
     reserve_bytes: int = 0
     padded_vocab_size: int = 0
     padded_intermediate_size: int = 0
+    slow_paths: list[Violation] = []
 
     @property
     def valid(self) -> bool:
@@ -503,6 +534,9 @@ class TpPlan(msgspec.Struct):
         batch_size: Sequences that the KV-cache estimate is for.
         weight_limit_bytes: Weights per rank above which a size does not fit.
         instance, lnc, cores, bytes_per_core: What the table is for.
+        parts: Bytes of the weights by parameter, or by part of the model where only its config is known.
+        latent_cache: The cache is that of latent attention, whole on every rank.
+        assumptions: What the numbers rest on and no document says.
     """
 
     candidates: list[TpCandidate]
@@ -514,6 +548,10 @@ class TpPlan(msgspec.Struct):
     lnc: int = 0
     cores: int = 0
     bytes_per_core: int = 0
+    parts: dict[str, WeightBytes] = {}
+    latent_cache: bool = False
+    num_kv_heads: int = 0
+    assumptions: list[str] = []
 
 
 class EpCandidate(msgspec.Struct, frozen=True):
@@ -575,7 +613,12 @@ class Override(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct):
-    """Step 2: everything that code generation needs. `overrides` are decisions that a person took."""
+    """Step 2: everything that code generation needs.
+
+    Attributes:
+        overrides: Decisions that a person took.
+        ep: Expert parallelism; None for a model without experts.
+    """
 
     name: str
     class_prefix: str
@@ -587,6 +630,7 @@ class Plan(msgspec.Struct):
     sections: list[Section]
     pitfalls: list[Pitfall]
     overrides: list[Override] = []
+    ep: EpPlan | None = None
 
 
 # --- Proof ---

@@ -83,6 +83,42 @@ def test_sections_and_pitfalls_follow_the_model(tmp_path):
     assert "PIT-TIED" not in {pitfall.rule for pitfall in qwen.pitfalls}
 
 
+def rules_of(plan):
+    return {pitfall.rule: pitfall.text for pitfall in plan.pitfalls}
+
+
+def test_a_pitfall_is_true_of_the_model(tmp_path):
+    own = rules_of(plan_of(tmp_path / "a", "yi-6b"))
+    assert "rope_theta is 5e+06" in own["PIT-ROPE-THETA"]
+    assert "PIT-BLOCK" not in own
+    assert "at TP 2: 2 KV heads per rank" in own["PERF-KV-HEADS"]
+    config = real_config("yi-6b") | {"rope_theta": 10000.0}
+    folder = write_checkpoint(tmp_path / "b", config)
+    assert "PIT-ROPE-THETA" not in rules_of(make_plan("small", *research(str(folder)), Options()))
+
+
+def test_a_context_beyond_the_positions_is_a_pitfall(tmp_path):
+    assert "PIT-CONTEXT" not in rules_of(plan_of(tmp_path / "a", "yi-6b", context_length=4096))
+    text = rules_of(plan_of(tmp_path / "b", "yi-6b", context_length=8192))["PIT-CONTEXT"]
+    assert "8192 tokens" in text
+    assert "4096 positions" in text
+
+
+def test_the_instance_is_part_of_the_plan(tmp_path):
+    tp = plan_of(tmp_path, "yi-6b", instance="trn2.3xlarge", lnc=1).tp
+    assert (tp.instance, tp.lnc, tp.cores) == ("trn2.3xlarge", 1, 8)
+    assert max(candidate.tp_size for candidate in tp.candidates) == 8
+    assert any("assumed" in text for text in tp.assumptions)
+
+
+def test_the_bytes_of_each_parameter_add_up(tmp_path):
+    tp = plan_of(tmp_path, "yi-6b").tp
+    for candidate in tp.candidates:
+        by_part = [part.per_rank(candidate.tp_size, 4) for part in tp.parts.values()]
+        assert abs(sum(by_part) - candidate.weight_bytes_per_rank) <= len(by_part)
+    assert tp.parts["model.layers.{i}.self_attn.qkv_proj_weight"].kv_heads == 32 * 2 * 512 * 4096 * 2
+
+
 def test_context_and_batch_reach_the_plan(tmp_path):
     small = plan_of(tmp_path, "yi-6b", context_length=1024, batch_size=1).tp
     large = plan_of(tmp_path, "yi-6b", context_length=2048, batch_size=4).tp

@@ -3,21 +3,22 @@
 import msgspec
 import pytest
 from autoport.analysis.architecture import describe_architecture
-from autoport.analysis.estimate import estimate_weight_bytes
+from autoport.analysis.dimensions import Dimensions
+from autoport.analysis.estimate import weight_parts
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.tensor_parallel import (
-    Dimensions,
-    WeightBytes,
     candidate_rows,
     candidate_sizes,
     no_valid_tp,
+    parameter_bytes,
     plan_tensor_parallel,
     recommendation,
-    weight_bytes,
+    total_bytes,
 )
 from autoport.analysis.weight_map import build_weight_map
 from autoport.errors import Refusal
 from autoport.research.step import research
+from autoport.schema import WeightBytes
 from checkpoints import real_config, write_checkpoint
 
 YI = Dimensions(
@@ -34,7 +35,20 @@ SMOLLM2 = Dimensions(
 
 
 def plan(size, context=4096, batch=1, relax=()):
-    return plan_tensor_parallel(size, estimate_weight_bytes(size, 2), context, batch, relax)
+    return plan_tensor_parallel(size, bfloat16_parts(size), context, batch, relax)
+
+
+def bfloat16_parts(size):
+    """A decoder with gated MLPs and an untied head, without norms and biases."""
+    q_rows, kv_rows = size.num_heads * size.head_dim, size.num_kv_heads * size.head_dim
+    layers, hidden = 2 * size.num_layers, size.hidden_size
+    return {
+        "embeddings": WeightBytes(
+            split=4 * size.vocab_size * hidden, embeddings=4 * size.vocab_size * hidden
+        ),
+        "attention": WeightBytes(split=layers * 2 * hidden * q_rows, kv_heads=layers * 2 * hidden * kv_rows),
+        "mlp": WeightBytes(split=layers * 3 * hidden * size.intermediate_size),
+    }
 
 
 def rules(tp_plan):
@@ -166,8 +180,8 @@ def test_headers_and_estimate_agree_for_a_model_without_biases(tmp_path, name):
     facts, checkpoint = research(str(write_checkpoint(tmp_path, real_config(name))))
     architecture = describe_architecture(facts, checkpoint)
     weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors))
-    measured = weight_bytes(weights, architecture, 2)
-    assert measured == estimate_weight_bytes(Dimensions.from_facts(facts), 2)
+    measured = total_bytes(parameter_bytes(weights, architecture, 2))
+    assert measured == total_bytes(weight_parts(facts, Dimensions.from_facts(facts)))
     untied = 0 if not architecture.head.tied else architecture.vocab_size * architecture.hidden_size * 2
     assert measured.per_rank(1, 1) == checkpoint.total_bytes + untied
 

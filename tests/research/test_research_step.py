@@ -66,6 +66,13 @@ def test_a_config_alone_is_researched_and_what_was_not_checked_is_said(tmp_path)
         make_plan("small", facts, checkpoint, Options())
 
 
+def test_a_checkpoint_without_a_tokenizer_is_pointed_out(tmp_path):
+    folder = write_checkpoint(tmp_path, small_config())
+    assert any("no tokenizer" in warning for warning in research(str(folder))[0].warnings)
+    (folder / "tokenizer.json").write_text("{}")
+    assert not any("no tokenizer" in warning for warning in research(str(folder))[0].warnings)
+
+
 def test_a_refusal_leaves_no_state(tmp_path, workspace):
     folder = write_checkpoint(tmp_path / "model", small_config(vocab_size="x"), llama_keys(small_config()))
     port = Port(workspace, "small", str(folder))

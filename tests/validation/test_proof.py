@@ -5,10 +5,11 @@ import shutil
 
 import msgspec
 import pytest
-from autoport.analysis.tensor_parallel import Dimensions, WeightBytes, plan_tensor_parallel
+from autoport.analysis.dimensions import Dimensions
+from autoport.analysis.tensor_parallel import plan_tensor_parallel
 from autoport.errors import Refusal
 from autoport.port import Options
-from autoport.schema import PhaseProof, Proof
+from autoport.schema import PhaseProof, Proof, WeightBytes
 from autoport.validation import divergence, prove, step
 from autoport.validation.scenario import DECODE, PREFILL, SAMPLING, SEGMENTED
 from autoport.workspace import Port, Workspace
@@ -242,7 +243,7 @@ def tp_plan(num_heads: int, num_kv_heads: int, weights: int = 0, relax: tuple[st
         intermediate_size=512,
         vocab_size=512,
     )
-    return plan_tensor_parallel(size, WeightBytes(split=weights), 128, 1, relax)
+    return plan_tensor_parallel(size, {"all": WeightBytes(split=weights)}, 128, 1, relax)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The model beside its reference model, one row for each section of model.py."""
 
+import re
+
 from autoport.analysis.reference import load_table
 from autoport.schema import Architecture, Facts, Norm, Rope, Section, WeightMap
 
@@ -28,22 +30,26 @@ def compare(architecture: Architecture, facts: Facts, weights: WeightMap, refere
         "norm": _norm(architecture.norm, facts, source),
         "rope": _rope(architecture, facts, source),
         "attention": _attention(architecture, facts, source),
-        "mlp": _mlp(architecture, source),
+        "mlp": _mlp(architecture, facts, source),
         "moe": _moe(architecture, facts),
         "decoder": _decoder(architecture, facts),
-        "backbone": _backbone(architecture, source),
-        "head": _head(architecture, source),
+        "backbone": _backbone(architecture, facts, source),
+        "head": _head(architecture, facts, source),
         "weights": (loaded, "weight map", "safetensors headers"),
     }
     return [Section(name, described[name], *row) for name, row in rows.items()]
 
 
-def _places(facts: Facts, topic: str) -> str:
-    """Where the modeling file says so, with a mark for what was measured."""
+def _places(facts: Facts, *topics: str, of: str = "") -> str:
+    """Where the modeling file says so, with a mark for what was measured.
+
+    Args:
+        of: Regular expression that the class of the finding ends with.
+    """
     places = dict.fromkeys(
         f"{finding.where}{' (measured)' if finding.confirmed else ''}"
         for finding in facts.modeling.findings
-        if finding.topic == topic
+        if finding.topic in topics and re.search(rf"{of}$", re.split(r"[.:]", finding.subject)[0])
     )
     return "; ".join(list(places)[:3])
 
@@ -124,12 +130,14 @@ def _attention(architecture: Architecture, facts: Facts, source: dict[str, str])
         changes.append(f"composed of smaller operators ({'; '.join(attention.composed)})")
     origin = _joined(
         source["num_kv_heads"], source["head_dim"], source.get("layer_windows", "") if windows else "",
-        "biases: keys of every layer", _places(facts, "attention_scale"),
+        "biases: keys of every layer",
+        _places(facts, "attention_scale", "qk_norm", "sinks"),
+        _places(facts, "softcap", of="(?<!ForCausalLM)") if attention.softcap else "",
     )  # fmt: skip
     return "; ".join(parts), "; ".join(changes), origin
 
 
-def _mlp(architecture: Architecture, source: dict[str, str]) -> Row:
+def _mlp(architecture: Architecture, facts: Facts, source: dict[str, str]) -> Row:
     mlp = architecture.mlp
     bias = ", with biases" if mlp.bias else ""
     target = f"{mlp.kind}, {mlp.activation}, intermediate {mlp.intermediate_size}{bias}"
@@ -138,7 +146,8 @@ def _mlp(architecture: Architecture, source: dict[str, str]) -> Row:
         changes.append("no gate")
     if mlp.activation != "silu":
         changes.append("activation")
-    return target, ", ".join(changes), f"{source['intermediate_size']}; {source['activation']}"
+    origin = _joined(source["intermediate_size"], source["activation"], _places(facts, "activation"))
+    return target, ", ".join(changes), origin
 
 
 def _moe(architecture: Architecture, facts: Facts) -> Row:
@@ -172,11 +181,12 @@ def _decoder(architecture: Architecture, facts: Facts) -> Row:
     scale = f", branches times {block.residual_scale:g}" if block.residual_scale is not None else ""
     changes = [] if block.topology == "pre_norm" else ["norm placement and residuals"]
     changes += ["residual factor"] if scale else []
-    origin = _joined("checkpoint keys", _places(facts, "block"))
+    scales = _places(facts, "scale", of="Layer|Block") if scale else ""
+    origin = _joined("checkpoint keys", _places(facts, "block"), scales)
     return TOPOLOGIES[block.topology] + scale, ", ".join(changes) or "none", origin
 
 
-def _backbone(architecture: Architecture, source: dict[str, str]) -> Row:
+def _backbone(architecture: Architecture, facts: Facts, source: dict[str, str]) -> Row:
     embedding = architecture.embedding
     parts = [
         f"{architecture.num_layers} layers, hidden {architecture.hidden_size}, vocabulary {architecture.vocab_size}"
@@ -191,11 +201,12 @@ def _backbone(architecture: Architecture, source: dict[str, str]) -> Row:
     if embedding.positions != "none":
         parts.append(f"{embedding.positions} positions")
         changes.append("absolute positions")
-    origin = f"{source['num_layers']}; {source['hidden_size']}; {source['vocab_size']}"
+    scales = _places(facts, "embedding_scale", "scale", of="Model") if embedding.scale is not None else ""
+    origin = _joined(source["num_layers"], source["hidden_size"], source["vocab_size"], scales)
     return ", ".join(parts), ", ".join(changes), origin
 
 
-def _head(architecture: Architecture, source: dict[str, str]) -> Row:
+def _head(architecture: Architecture, facts: Facts, source: dict[str, str]) -> Row:
     head = architecture.head
     target = "tied to the embedding" if head.tied else "untied"
     change = "map lm_head.weight to the embedding's key" if head.tied else "own lm_head.weight"
@@ -204,4 +215,5 @@ def _head(architecture: Architecture, source: dict[str, str]) -> Row:
             target, change = f"{target}, {name} {value:g}", f"{change}; {name}"
     if head.bias:
         target, change = f"{target}, with a bias", f"{change}; bias"
-    return target, change, source["tie_word_embeddings"]
+    scales = _places(facts, "scale", "softcap", of="ForCausalLM|HeadModel")
+    return target, change, _joined(source["tie_word_embeddings"], scales)

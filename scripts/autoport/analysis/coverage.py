@@ -7,7 +7,7 @@ import msgspec
 
 from autoport.analysis.weight_map import expand
 from autoport.errors import Problem
-from autoport.research.keys import fold, fold_all, label
+from autoport.research.keys import fold, fold_all, fold_experts, label
 from autoport.schema import Checkpoint, WeightEntry, WeightMap
 
 # Pattern of a key that nothing takes -> why it may be there; the first that matches is said.
@@ -100,24 +100,26 @@ def _may_share(entries: list[WeightEntry]) -> bool:
 def coverage_problems(coverage: Coverage, num_layers: int, checkpoint: Checkpoint) -> Iterator[Problem]:
     """One problem per key with its layers folded, each with the likely cause."""
     where = checkpoint.source
-    for key, layers in fold_all(coverage.missing).items():
+    for key, layers in fold_experts(fold_all(coverage.missing)).items():
         cause = _missing_cause(key, layers, coverage.unexpected)
         found = f"{label(key, layers)} is not in the checkpoint: {cause}"
         yield Problem("MAP-MISSING", found, where, "correct the config, or complete the checkpoint")
-    for key, layers in fold_all(coverage.unexpected).items():
+    for key, layers in fold_experts(fold_all(coverage.unexpected)).items():
         found = f"nothing takes {label(key, layers)}: {_unexpected_cause(key, layers, num_layers)}"
         yield Problem(
             "MAP-UNEXPECTED", found, where, "correct the config; a part that the port lacks stops it"
         )
-    for key, layers in fold_all(coverage.mapped_twice).items():
+    for key, layers in fold_experts(fold_all(coverage.mapped_twice)).items():
         found = f"two parameters take {label(key, layers)}"
         yield Problem("MAP-TWICE", found, where, "correct the weight map: a key belongs to one parameter")
-    mismatches = {mismatch.key: mismatch for mismatch in coverage.wrong_shape}
-    for key, layers in fold_all(mismatches).items():
-        first = mismatches[key.replace("{i}", str(min(layers, default=0)))]
-        found = f"{label(key, layers)} is {list(first.found)}, the config gives {list(first.expected)}"
-        where = checkpoint.tensors[first.key].file
-        yield Problem("MAP-SHAPE", found, where, "correct the size in config.json that disagrees")
+    by_shape: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    for mismatch in coverage.wrong_shape:
+        by_shape.setdefault((mismatch.found, mismatch.expected), []).append(mismatch.key)
+    for (found_shape, expected), names in by_shape.items():
+        where = checkpoint.tensors[names[0]].file
+        for key, layers in fold_experts(fold_all(names)).items():
+            found = f"{label(key, layers)} is {list(found_shape)}, the config gives {list(expected)}"
+            yield Problem("MAP-SHAPE", found, where, "correct the size in config.json that disagrees")
 
 
 def _missing_cause(key: str, layers: set[int], unexpected: list[str]) -> str:
@@ -126,6 +128,9 @@ def _missing_cause(key: str, layers: set[int], unexpected: list[str]) -> str:
         name = fold(other)[0]
         if name.endswith(tail) and name != key:
             return f"it is there under another prefix, {other}"
+    experts = next((other for other in unexpected if "experts" in other), "")
+    if "experts" in key and experts:
+        return f"the experts are there in another layout, as {experts}"
     if layers:
         return "these layers are incomplete, or num_hidden_layers is too large"
     return "the checkpoint is incomplete, or belongs to a model without this part"

@@ -4,27 +4,31 @@ from collections.abc import Sequence
 
 import msgspec
 
+from autoport.analysis.architecture import layer_norm_of
+from autoport.analysis.attention import LARGEST_FUSED_HEAD_DIM, describe_attention
+from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.expert_parallel import plan_expert_parallel
+from autoport.analysis.families import FAMILIES
 from autoport.analysis.instances import Instance, find_instance
-from autoport.analysis.tensor_parallel import Dimensions, WeightBytes, check_rules, plan_tensor_parallel
+from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.tensor_parallel import check_rules, plan_tensor_parallel, total_bytes
+from autoport.analysis.traits import Traits
 from autoport.research.config import load_config, read_facts
 from autoport.research.source import open_source
 from autoport.research.step import add_modeling
-from autoport.schema import EpPlan, Facts, TpPlan, Violation
+from autoport.schema import EpPlan, Facts, TpPlan, Violation, WeightBytes
 
 
 class Estimate(msgspec.Struct):
     """What follows from a config.
 
     Attributes:
-        parts: Bytes of the weights by part of the model, before sharding.
         experts: Expert parallelism; None for a dense model.
         vision: TP size -> rules that the vision tower breaks; empty without one.
     """
 
     facts: Facts
     plan: TpPlan
-    parts: dict[str, WeightBytes]
     experts: EpPlan | None = None
     vision: dict[int, list[Violation]] = {}
 
@@ -45,24 +49,16 @@ def estimate_parallelism(
     source = open_source(source_name)
     facts = read_facts(source, load_config(source))
     add_modeling(source, facts)
-    size = Dimensions.from_facts(facts)
+    size = Dimensions.from_facts(facts, fused=_is_fused(facts))
     parts = weight_parts(facts, size)
-    total = sum(parts.values(), WeightBytes())
-    plan = plan_tensor_parallel(size, total, context_length, batch_size, relax, instance)
+    plan = plan_tensor_parallel(size, parts, context_length, batch_size, relax, instance)
     experts = None
     if "num_experts" in facts.fields:
         routed = parts["experts"].split
-        dense = sum((part for name, part in parts.items() if name != "experts"), WeightBytes())
+        dense = total_bytes({name: part for name, part in parts.items() if name != "experts"})
         count = facts.fields["num_experts"].value
-        experts = plan_expert_parallel(size, count, dense, routed, instance)
-    return Estimate(facts, plan, parts, experts, vision_rules(facts, plan))
-
-
-def estimate_weight_bytes(size: Dimensions, element_bytes: int) -> WeightBytes:
-    """Weights of a dense decoder with a gated MLP, from its sizes alone (biases left out)."""
-    mlp = 3 * size.hidden_size * size.intermediate_size * size.num_layers
-    attention = _attention(size, element_bytes)
-    return attention + WeightBytes(split=element_bytes * mlp) + _outer(size, element_bytes)
+        experts = plan_expert_parallel(size, count, dense, routed, plan, instance)
+    return Estimate(facts, plan, experts, vision_rules(facts, plan))
 
 
 def weight_parts(facts: Facts, size: Dimensions) -> dict[str, WeightBytes]:
@@ -91,6 +87,16 @@ def weight_parts(facts: Facts, size: Dimensions) -> dict[str, WeightBytes]:
         if shared:
             parts["shared experts"] = WeightBytes(split=element * sparse * 3 * hidden * shared)
     return parts
+
+
+def _is_fused(facts: Facts) -> bool:
+    """Whether the port's attention will run in the fused operators, as far as a config tells."""
+    family = FAMILIES.get(facts.architecture.value)
+    if family is None:
+        return bool(facts.fields["head_dim"].value <= LARGEST_FUSED_HEAD_DIM)
+    traits, keys = Traits(family, facts), CheckpointKeys((), family.keys)
+    norm = layer_norm_of(family, keys, "pre_norm", facts.fields["norm_eps"].value)
+    return not describe_attention(traits, keys, norm, traits.per_layer(family.windows)).composed
 
 
 def _is_plain(facts: Facts) -> bool:
@@ -123,13 +129,6 @@ def _latent(value: dict[str, int], size: Dimensions, element: int) -> WeightByte
         + heads * value["v_head_dim"] * hidden
     )
     return WeightBytes(split=element * size.num_layers * split, copied=element * size.num_layers * copied)
-
-
-def _outer(size: Dimensions, element: int) -> WeightBytes:
-    vocabulary = 2 * element * size.vocab_size * size.hidden_size
-    return WeightBytes(
-        split=vocabulary, embeddings=vocabulary, copied=element * size.hidden_size * (2 * size.num_layers + 1)
-    )
 
 
 def vision_rules(facts: Facts, plan: TpPlan) -> dict[int, list[Violation]]:

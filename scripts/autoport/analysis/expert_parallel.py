@@ -5,9 +5,11 @@ over a sub-group (and held once per sub-group); the experts are divided among th
 on the whole world: the device cannot handle two sizes of collective group in one graph.
 """
 
+from autoport.analysis.device_rules import device_violations
+from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.instances import Instance
-from autoport.analysis.tensor_parallel import Dimensions, WeightBytes, check_rules
-from autoport.schema import EpCandidate, EpPlan, Violation
+from autoport.analysis.tensor_parallel import check_rules, memory_violations
+from autoport.schema import EpCandidate, EpPlan, TpPlan, Violation, WeightBytes
 
 UNIFIED_GROUP = (
     "all collectives run on the whole world; weights of o_proj and dense down_proj are divided by ep_degree"
@@ -15,27 +17,31 @@ UNIFIED_GROUP = (
 
 
 def plan_expert_parallel(
-    size: Dimensions, num_experts: int, dense: WeightBytes, expert_bytes: int, instance: Instance
+    size: Dimensions,
+    num_experts: int,
+    dense: WeightBytes,
+    expert_bytes: int,
+    tp_plan: TpPlan,
+    instance: Instance,
 ) -> EpPlan:
     """Evaluate every sub-group size that is a power of two.
 
     Args:
         dense: Bytes of everything but the routed experts.
         expert_bytes: Bytes of all routed experts of all layers.
+        tp_plan: Has the cache of a rank at each size.
     """
     world = instance.cores
     candidates = []
+    cache = {item.tp_size: item.kv_bytes_per_rank for item in tp_plan.candidates}
     tp = 1
     while tp <= world:
         degree = world // tp
         broken = [item for item in check_rules(size, tp) if not item.text.startswith("an expert")]
         broken += _expert_rules(size, num_experts, tp, degree)
         bytes_per_rank = dense.per_rank(tp, size.num_kv_heads) + -(-expert_bytes // world)
-        if bytes_per_rank > instance.weight_limit_bytes:
-            limit = instance.weight_limit_bytes / 1e9
-            broken.append(
-                Violation("MEM", f"{bytes_per_rank / 1e9:.1f} GB of weights per rank, limit {limit:.0f} GB")
-            )
+        broken += device_violations(size, tp) if size.num_heads % tp == 0 else []
+        broken += memory_violations(bytes_per_rank, cache[tp], instance)
         candidates.append(EpCandidate(tp, degree, broken, -(-num_experts // degree), bytes_per_rank))
         tp *= 2
     valid = [item for item in candidates if item.valid and item.ep_degree > 1]

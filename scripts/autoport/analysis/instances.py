@@ -1,15 +1,22 @@
-"""What an instance offers: one table of constants, each with its source."""
+"""What an instance offers: one table of constants, each with where it is said, or marked as an assumption."""
 
 import msgspec
 
 from autoport.errors import refuse
 
 GB = 1_000_000_000
-CORES_PER_DEVICE = (
-    8  # physical NeuronCores of a Trainium2 and of a Trainium3 device (AWS Neuron documentation)
+GUIDE = (
+    "the porting guide: 96 GB per Neuron device, 24 GB per logical core at LNC 2, world size 64 on a full "
+    "trn2.48xlarge"
 )
-RESERVE_BYTES = 2 * GB  # assumed, not measured: compiled graphs, activations, collective buffers
-WEIGHT_SHARE = 20 / 24  # the guide's rule: about 20 GB of weights in the 24 GB of a rank at LNC 2
+CORES_PER_DEVICE = 8  # physical; the guide: 96 GB / 24 GB = 4 logical cores of 2 physical ones
+WEIGHT_SHARE = (
+    20 / 24
+)  # the guide: more than about 20 GB of weights in the 24 GB of a rank asks for a larger TP
+RESERVE_BYTES = 2 * GB
+RESERVE_ASSUMPTION = (
+    "2 GB of each logical core are kept for compiled graphs, activations and collectives: not measured"
+)
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -19,6 +26,7 @@ class Instance(msgspec.Struct, frozen=True):
         devices: Neuron devices of the instance.
         hbm_gb: Memory of one device.
         source: Where devices and memory are said.
+        assumed: What of it no document at hand says.
     """
 
     name: str
@@ -26,6 +34,7 @@ class Instance(msgspec.Struct, frozen=True):
     hbm_gb: int
     lnc: int
     source: str
+    assumed: str = ""
 
     @property
     def cores(self) -> int:
@@ -41,13 +50,27 @@ class Instance(msgspec.Struct, frozen=True):
     def weight_limit_bytes(self) -> int:
         return int(self.bytes_per_core * WEIGHT_SHARE)
 
+    @property
+    def assumptions(self) -> list[str]:
+        """What the numbers rest on and no document says."""
+        return [*([self.assumed] if self.assumed else []), RESERVE_ASSUMPTION]
 
-AWS = "AWS Neuron documentation, instance and architecture pages"
-GUIDE = "Autoport guide, hardware requirements: 24 GB per logical core at LNC 2, 96 GB per device; " + AWS
+
+# Name -> devices, GB per device, source, what is assumed.
 HARDWARE = {
-    "trn2.48xlarge": (16, 96, GUIDE),
-    "trn2.3xlarge": (1, 96, AWS),
-    "trn3": (1, 144, f"{AWS} (one device; sizes of instances are not in this table)"),
+    "trn2.48xlarge": (16, 96, GUIDE, ""),
+    "trn2.3xlarge": (
+        1,
+        96,
+        GUIDE,
+        "trn2.3xlarge has one Neuron device: assumed, the guide is about trn2.48xlarge",
+    ),
+    "trn3": (
+        1,
+        144,
+        "no document at hand",
+        "a Trainium3 device has 8 physical cores and 144 GB, and one device is used: assumed; check your instance",
+    ),
 }
 DEFAULT = "trn2.48xlarge"
 
@@ -63,5 +86,5 @@ def find_instance(name: str = DEFAULT, lnc: int = 2) -> Instance:
         raise refuse("TP-INSTANCE", f"unknown instance {name!r}", "option --instance", f"use one of {known}")
     if lnc not in (1, 2):
         raise refuse("TP-LNC", f"LNC {lnc}", "option --lnc", "use 1 or 2")
-    devices, hbm, source = HARDWARE[name]
-    return Instance(name, devices, hbm, lnc, source)
+    devices, hbm, source, assumed = HARDWARE[name]
+    return Instance(name, devices, hbm, lnc, source, assumed)

@@ -1,99 +1,122 @@
-"""What is known to go wrong with a model of a shape, by rule id."""
+"""What is known to go wrong with a model of this shape, by rule id; each is true of the model at hand."""
 
 from collections.abc import Iterator
 
-from autoport.schema import Architecture, Facts, Pitfall, TpPlan
+from autoport.schema import Architecture, Facts, Pitfall, Rope, TpPlan
+
+DEFAULT_THETA = 10_000
+SECOND_NORM_MOVES = ("sandwich", "post_norm", "post_residual_norm")
 
 
 def pitfalls(architecture: Architecture, facts: Facts, tp: TpPlan) -> list[Pitfall]:
-    """What is known to go wrong with a model of this shape, by rule id."""
-    value, source = facts.fields["norm_eps"].value, facts.fields["norm_eps"].source
+    """The pitfalls that apply."""
     found = [
-        Pitfall(
+        *_positions(architecture, tp),
+        *_norms(architecture, facts),
+        *_attention(architecture, facts),
+        *_weights(architecture, facts),
+        *_experts(architecture),
+        *_parallel(architecture, tp),
+    ]
+    return [Pitfall(rule, text) for rule, text in found]
+
+
+def _positions(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, str]]:
+    rope, layers = architecture.rope, architecture.layers
+    if rope is not None:
+        yield (
             "PIT-META",
             "the model is built on the meta device: inv_freq is computed in forward, not in __init__",
-        ),
-        Pitfall("PIT-NORM-EPS", f"norm eps is {value:g} ({source})"),
-    ]
-    rope = architecture.rope
-    if rope is not None:
-        text = f"rope_theta is {rope.theta:g}; a fallback of 10000 passes a smoke test"
-        found.insert(1, Pitfall("PIT-ROPE-THETA", text))
-    if architecture.attention.composed:
-        reasons = "; ".join(architecture.attention.composed)
-        text = f"attention is composed of smaller operators, which is slower than the fused ones: {reasons}"
-        found.append(Pitfall("PERF-COMPOSED", text))
-    if architecture.attention.qkv_bias:
-        found.append(Pitfall("PIT-BIAS-2D", "the decode kernel takes biases of shape [1, size], not [size]"))
-    if rope is not None and rope.kind == "llama3":
-        original = rope.parameters["original_max_position_embeddings"]
-        found.append(
-            Pitfall(
-                "PIT-ROPE-LONG",
-                f"a missing RoPE scaling shows only in positions beyond {original:g}; compare inv_freq",
+        )
+        ropes = [*architecture.ropes.values()] or [rope]
+        thetas = sorted({item.theta for item in ropes} - {DEFAULT_THETA})
+        if thetas:
+            named = " and ".join(f"{theta:g}" for theta in thetas)
+            yield (
+                "PIT-ROPE-THETA",
+                f"rope_theta is {named}; a fallback of {DEFAULT_THETA} passes a smoke test",
             )
+        for item in ropes:
+            yield from _scaling(item)
+        if rope.pairing == "interleaved":
+            yield "PIT-ROPE-PAIRS", "neighbours rotate together: rows of q and k are reordered when loaded"
+        if rope.rotary_dim:
+            head_dim = architecture.attention.head_dim
+            yield "PIT-ROPE-PARTIAL", f"only {rope.rotary_dim} of {head_dim} dimensions rotate"
+    if None in layers.ropes:
+        yield "PIT-NOPE", "some layers do not rotate; a list of 1 and 0 has 1 for those that do"
+    if any(layers.windows):
+        yield "PIT-WINDOW", "a prefill bucket must hold the window, and the window whole cache blocks"
+    if tp.context_length > architecture.max_position_embeddings:
+        yield (
+            "PIT-CONTEXT",
+            f"a context of {tp.context_length} tokens is longer than the model's "
+            f"{architecture.max_position_embeddings} positions",
         )
-    if architecture.head.tied:
-        found.append(
-            Pitfall("PIT-TIED", "lm_head.weight must be mapped to the embedding's key, or it stays random")
-        )
-    if "derived" in facts.fields["head_dim"].source:
-        found.append(
-            Pitfall(
-                "PIT-HEAD-DIM", "head_dim is derived; it was checked against the rows of q_proj and k_proj"
-            )
-        )
-    if any(candidate.valid and candidate.kv_replicas > 1 for candidate in tp.candidates):
-        kv = architecture.attention.num_kv_heads
-        found.append(
-            Pitfall(
-                "PIT-KV-REPLICAS", f"above TP {kv} ranks hold copies of KV heads: load by copy, not by slice"
-            )
-        )
-    if any(candidate.valid and candidate.relaxed for candidate in tp.candidates):
-        found.append(
-            Pitfall(
-                "PIT-ODD-HEADS", "an odd number of heads per rank: decode does not run in the fused kernel"
-            )
-        )
-    found += _further(architecture)
-    if facts.remote_code:
-        found.append(
-            Pitfall("PIT-REMOTE-CODE", "the checkpoint ships its own classes (auto_map); they were not run")
-        )
-    return found
 
 
-def _further(architecture: Architecture) -> Iterator[Pitfall]:
-    """Pitfalls of traits that not every model has."""
-    norm, rope, attention = architecture.norm, architecture.rope, architecture.attention
+def _scaling(rope: Rope) -> Iterator[tuple[str, str]]:
+    original = rope.parameters.get("original_max_position_embeddings")
+    if rope.kind == "default":
+        return
+    beyond = f" only in positions beyond {original:g}" if isinstance(original, (int, float)) else " late"
+    yield "PIT-ROPE-LONG", f"a missing {rope.kind} scaling of RoPE may show{beyond}; compare inv_freq"
+
+
+def _norms(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]]:
+    norm, source = architecture.norm, facts.fields["norm_eps"].source
+    yield "PIT-NORM-EPS", f"norm eps is {norm.eps:g} ({source})"
     if norm.kind == "layer":
-        yield Pitfall(
-            "PIT-NORM-KIND", "LayerNorm subtracts the mean; RMSNorm in its place passes a smoke test"
-        )
+        yield "PIT-NORM-KIND", "LayerNorm subtracts the mean; RMSNorm in its place passes a smoke test"
     if norm.weight == "one_plus":
-        yield Pitfall("PIT-NORM-ONE", "the checkpoint holds w, the norm multiplies by 1 + w")
-    if rope is not None and rope.pairing == "interleaved":
-        yield Pitfall(
-            "PIT-ROPE-PAIRS", "neighbours rotate together: rows of q and k are reordered when loaded"
-        )
-    if rope is not None and rope.rotary_dim:
-        yield Pitfall("PIT-ROPE-PARTIAL", f"only {rope.rotary_dim} of {attention.head_dim} dimensions rotate")
-    if None in architecture.layers.ropes:
-        yield Pitfall("PIT-NOPE", "some layers do not rotate; a list of 1 and 0 has 1 for those that do")
-    if any(architecture.layers.windows):
-        yield Pitfall(
-            "PIT-WINDOW", "a prefill bucket must hold the window, and the window whole cache blocks"
-        )
+        yield "PIT-NORM-ONE", "the checkpoint holds w, the norm multiplies by 1 + w"
+    if architecture.block.topology in SECOND_NORM_MOVES:
+        yield "PIT-BLOCK", "post_attention_layernorm stands at another place than in Llama"
+
+
+def _attention(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]]:
+    attention = architecture.attention
+    if attention.composed:
+        reasons = "; ".join(attention.composed)
+        yield "PERF-COMPOSED", f"attention is composed of smaller operators, which is slower: {reasons}"
+    elif attention.qkv_bias or attention.o_bias:
+        yield "PIT-BIAS-2D", "the decode kernel takes biases of shape [1, size], not [size]"
+    if "derived" in facts.fields["head_dim"].source:
+        yield "PIT-HEAD-DIM", "head_dim is derived; it was checked against the shapes in the checkpoint"
+
+
+def _weights(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]]:
+    if architecture.head.tied:
+        yield "PIT-TIED", "lm_head.weight must be mapped to the embedding's key, or it stays random"
     if architecture.storage.qkv != "separate":
-        yield Pitfall(
-            "PIT-FUSED", "q, k and v are split first and sharded then; a block of the fused tensor is wrong"
+        yield "PIT-FUSED", "q, k and v are split first and sharded then; a block of the fused tensor is wrong"
+    if facts.remote_code:
+        yield "PIT-REMOTE-CODE", "the checkpoint ships its own classes (auto_map); they were not run"
+
+
+def _experts(architecture: Architecture) -> Iterator[tuple[str, str]]:
+    moe = architecture.moe
+    if moe is None:
+        return
+    yield "PIT-ROUTER-FP32", "router weights and scores stay in float32"
+    if moe.shared is not None:
+        yield "PIT-SHARED-REDUCE", "experts and shared experts are summed before one all-reduce, not two"
+    if moe.composed:
+        reasons = "; ".join(moe.composed)
+        yield "PERF-EXPERTS", f"decode of the experts is composed of smaller operators: {reasons}"
+
+
+def _parallel(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, str]]:
+    valid = [candidate for candidate in tp.candidates if candidate.valid]
+    if any(candidate.kv_replicas > 1 for candidate in valid):
+        kv_heads = architecture.attention.num_kv_heads
+        yield (
+            "PIT-KV-REPLICAS",
+            f"above TP {kv_heads} ranks hold copies of KV heads: load by copy, not by slice",
         )
-    if architecture.block.topology not in ("pre_norm",):
-        yield Pitfall("PIT-BLOCK", "post_attention_layernorm names different places in different models")
-    if architecture.moe is not None:
-        yield Pitfall("PIT-ROUTER-FP32", "router weights and scores stay in float32")
-        if architecture.moe.shared is not None:
-            yield Pitfall(
-                "PIT-SHARED-REDUCE", "experts and shared experts are summed before one all-reduce, not two"
-            )
+    if any(candidate.relaxed for candidate in valid):
+        yield "PIT-ODD-HEADS", "an odd number of heads per rank: decode does not run in the fused kernel"
+    for candidate in valid:
+        if candidate.tp_size == tp.recommended:
+            for slow in candidate.slow_paths:
+                yield slow.rule, f"at TP {candidate.tp_size}: {slow.text}"

@@ -6,22 +6,34 @@ from autoport.analysis import decisions
 from autoport.analysis.architecture import describe_architecture, element_bytes
 from autoport.analysis.comparison import compare
 from autoport.analysis.coverage import check_coverage, coverage_problems
+from autoport.analysis.dimensions import Dimensions
+from autoport.analysis.expert_parallel import plan_expert_parallel
 from autoport.analysis.families import FAMILIES
+from autoport.analysis.instances import find_instance
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.pitfalls import pitfalls
 from autoport.analysis.reference import choose_reference, load_table
 from autoport.analysis.source_check import source_problems, unconsumed_keys
 from autoport.analysis.tensor_parallel import (
-    Dimensions,
     no_valid_tp,
+    parameter_bytes,
     plan_tensor_parallel,
     recommendation,
-    weight_bytes,
+    total_bytes,
 )
 from autoport.analysis.weight_map import build_weight_map
 from autoport.errors import Refusal, refuse
 from autoport.port import Options, Outcome, Port
-from autoport.schema import Checkpoint, Facts, Override, Plan, TpPlan
+from autoport.schema import (
+    Architecture,
+    Checkpoint,
+    EpPlan,
+    Facts,
+    Override,
+    Plan,
+    TpPlan,
+    WeightMap,
+)
 from autoport.workspace import class_prefix
 
 
@@ -53,13 +65,7 @@ def make_plan(
     coverage = check_coverage(weights, architecture.num_layers, checkpoint, architecture.layers.moe)
     if not coverage.complete:
         raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint))
-    tp = plan_tensor_parallel(
-        Dimensions.from_architecture(architecture),
-        weight_bytes(weights, architecture, element_bytes(architecture.dtype)),
-        options.context_length,
-        options.batch_size,
-        options.relax,
-    )
+    tp, ep = _plan_parallel(architecture, weights, options)
     size = decisions.chosen(applied, decisions.TP_SIZE)
     if size is not None:
         tp.recommended = _chosen_size(size, tp)
@@ -78,7 +84,26 @@ def make_plan(
         sections=compare(architecture, facts, weights, reference),
         pitfalls=pitfalls(architecture, facts, tp),
         overrides=applied,
+        ep=ep,
     )
+
+
+def _plan_parallel(
+    architecture: Architecture, weights: WeightMap, options: Options
+) -> tuple[TpPlan, EpPlan | None]:
+    instance = find_instance(options.instance, options.lnc)
+    size = Dimensions.from_architecture(architecture)
+    parts = parameter_bytes(weights, architecture, element_bytes(architecture.dtype))
+    tp = plan_tensor_parallel(
+        size, parts, options.context_length, options.batch_size, options.relax, instance
+    )
+    if architecture.moe is None:
+        return tp, None
+    routed = {entry.parameter for entry in weights.entries if entry.transform.startswith("expert_")}
+    experts = total_bytes({name: part for name, part in parts.items() if name in routed}).total
+    dense = total_bytes({name: part for name, part in parts.items() if name not in routed})
+    count = architecture.moe.routing.num_experts
+    return tp, plan_expert_parallel(size, count, dense, experts, tp, instance)
 
 
 def _chosen_size(size: object, tp: TpPlan) -> int:
@@ -114,6 +139,11 @@ def run(port: Port, options: Options) -> Outcome:
         "reference_model": plan.reference_model,
         "sections": plan.sections,
         "tensor_parallel": plan.tp,
+        "expert_parallel": plan.ep,
+        "composed": {
+            "attention": plan.architecture.attention.composed,
+            "experts": plan.architecture.moe.composed if plan.architecture.moe else (),
+        },
         "pitfalls": plan.pitfalls,
         "overrides": plan.overrides,
         "unconsumed": unconsumed,

@@ -1,14 +1,22 @@
 """Tensor-parallel sizes: five divisibility rules, the memory of a rank, and a recommendation."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
-
+from autoport.analysis.device_rules import device_violations, slow_paths
+from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.instances import RESERVE_BYTES, Instance, find_instance
-from autoport.analysis.moe import has_dense_layers
 from autoport.errors import refuse
-from autoport.schema import Architecture, Facts, TpCandidate, TpPlan, Violation, WeightMap
+from autoport.schema import (
+    Architecture,
+    Attention,
+    TpCandidate,
+    TpPlan,
+    Violation,
+    WeightBytes,
+    WeightEntry,
+    WeightMap,
+)
 
 KV_BYTES_PER_ELEMENT = 2  # the cache is bfloat16
 
@@ -18,135 +26,52 @@ RELAXED_PRICE = {
 }
 
 
-class Dimensions(msgspec.Struct, frozen=True):
-    """The sizes that the rules are about.
+def parameter_bytes(
+    weights: WeightMap, architecture: Architecture, element_bytes: int
+) -> dict[str, WeightBytes]:
+    """Bytes of each parameter of the port, all layers together, by how they are sharded.
 
-    Attributes:
-        intermediate_size: Of the MLP; 0 when all layers have experts.
-        expert_sizes: Intermediate sizes of an expert and of the shared experts, by what they are called.
-        latent_kv: Values per token and layer in the cache of multi-head latent attention, which every rank holds
-            whole; 0 for other attention.
-    """
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    expert_sizes: dict[str, int] = {}
-    latent_kv: int = 0
-
-    @classmethod
-    def from_facts(cls, facts: Facts) -> "Dimensions":
-        value = {name: fact.value for name, fact in facts.fields.items()}
-        sizes = {}
-        if "num_experts" in value:
-            sizes["an expert's intermediate size"] = value["moe_intermediate_size"]
-        shared = value.get("shared_intermediate_size") or value.get("num_shared_experts", 0) * value.get(
-            "moe_intermediate_size", 0
-        )
-        if shared:
-            sizes["the shared experts' intermediate size"] = shared
-        all_sparse = "num_experts" in value and all(value.get("layer_moe", []))
-        latent = value["kv_lora_rank"] + value["qk_rope_head_dim"] if "kv_lora_rank" in value else 0
-        return cls(
-            num_layers=value["num_layers"],
-            hidden_size=value["hidden_size"],
-            num_heads=value["num_heads"],
-            num_kv_heads=value["num_kv_heads"],
-            head_dim=value["head_dim"],
-            intermediate_size=0 if all_sparse else value["intermediate_size"],
-            vocab_size=value["vocab_size"],
-            expert_sizes=sizes,
-            latent_kv=latent,
-        )
-
-    @classmethod
-    def from_architecture(cls, architecture: Architecture) -> "Dimensions":
-        return cls(
-            num_layers=architecture.num_layers,
-            hidden_size=architecture.hidden_size,
-            num_heads=architecture.attention.num_heads,
-            num_kv_heads=architecture.attention.num_kv_heads,
-            head_dim=architecture.attention.head_dim,
-            intermediate_size=architecture.mlp.intermediate_size if has_dense_layers(architecture) else 0,
-            vocab_size=architecture.vocab_size,
-            expert_sizes=expert_sizes(architecture),
-        )
-
-
-def expert_sizes(architecture: Architecture) -> dict[str, int]:
-    """Intermediate sizes of an expert and of the shared experts, by what they are called."""
-    moe = architecture.moe
-    if moe is None:
-        return {}
-    sizes = {"an expert's intermediate size": moe.intermediate_size}
-    if moe.shared:
-        sizes["the shared experts' intermediate size"] = moe.shared.intermediate_size
-    return sizes
-
-
-class WeightBytes(msgspec.Struct, frozen=True):
-    """Bytes of weights in the port's dtype, before sharding, by how they are sharded.
-
-    `embeddings` are the part of `split` that are embeddings and the head.
-    """
-
-    split: int = 0
-    kv_heads: int = 0
-    copied: int = 0
-    embeddings: int = 0
-
-    def __add__(self, other: "WeightBytes") -> "WeightBytes":
-        return WeightBytes(
-            *(
-                a + b
-                for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
-            )
-        )
-
-    def per_rank(self, tp_size: int, num_kv_heads: int) -> int:
-        """Bytes on one rank: a KV head is never split, so ranks beyond the KV heads hold copies."""
-        kv_shards = min(tp_size, num_kv_heads)
-        return self.copied + -(-self.split // tp_size) + -(-self.kv_heads // kv_shards)
-
-
-def weight_bytes(weights: WeightMap, architecture: Architecture, element_bytes: int) -> WeightBytes:
-    """Sum the parameters of the port. A tied head counts twice: the port holds it as a parameter of its own.
+    A tied head counts twice: the port holds it as a parameter of its own.
 
     Args:
         weights: A map whose shapes were checked against the headers.
         element_bytes: Bytes per element of the port's dtype, whatever the checkpoint's is.
     """
-    totals = {"split": 0, "kv_heads": 0, "copied": 0, "embeddings": 0}
-    attention, has_experts = architecture.attention, architecture.layers.moe
+    has_experts = architecture.layers.moe
     layers = {
         "all": architecture.num_layers,
         "moe": sum(has_experts) if has_experts else architecture.num_layers,
         "dense": len(has_experts) - sum(has_experts),
     }
+    found: dict[str, WeightBytes] = {}
     for entry in weights.entries:
         copies = (layers[entry.layers] if "{i}" in entry.parameter else 1) * (entry.experts or 1)
         halved = 2 if "split gate, up" in entry.steps else 1  # the tensor belongs to two parameters
-        for position, shape in enumerate(entry.shapes):
-            size = copies * math.prod(shape) * element_bytes // halved
-            if entry.transform in ("replicated", "row_bias"):
-                totals["copied"] += size
-            elif entry.transform.startswith("fused_qkv") and len(entry.shapes) == 1:
-                of_kv = (
-                    size * 2 * attention.num_kv_heads // (attention.num_heads + 2 * attention.num_kv_heads)
-                )
-                totals["kv_heads"] += of_kv
-                totals["split"] += size - of_kv
-            elif entry.transform == "kv_heads" or (entry.transform.startswith("fused_qkv") and position > 0):
-                totals["kv_heads"] += size
-            else:
-                totals["split"] += size
-            if entry.transform == "vocab":
-                totals["embeddings"] += math.prod(shape) * element_bytes
-    return WeightBytes(**totals)
+        sizes = [copies * math.prod(shape) * element_bytes // halved for shape in entry.shapes]
+        total = _by_sharding(entry, sizes, architecture.attention)
+        found[entry.parameter] = found.get(entry.parameter, WeightBytes()) + total
+    return found
+
+
+def _by_sharding(entry: WeightEntry, sizes: Sequence[int], attention: Attention) -> WeightBytes:
+    """The bytes of an entry's keys, as its transform distributes them."""
+    whole = sum(sizes)
+    if entry.transform in ("replicated", "row_bias"):
+        return WeightBytes(copied=whole)
+    if entry.transform == "vocab":
+        return WeightBytes(split=whole, embeddings=whole)
+    if entry.transform == "kv_heads":
+        return WeightBytes(kv_heads=whole)
+    if not entry.transform.startswith("fused_qkv"):
+        return WeightBytes(split=whole)
+    kv_heads = sum(sizes[1:])
+    if len(sizes) == 1:
+        kv_heads = whole * 2 * attention.num_kv_heads // (attention.num_heads + 2 * attention.num_kv_heads)
+    return WeightBytes(split=whole - kv_heads, kv_heads=kv_heads)
+
+
+def total_bytes(parts: Mapping[str, WeightBytes]) -> WeightBytes:
+    return sum(parts.values(), WeightBytes())
 
 
 def check_rules(size: Dimensions, tp: int) -> list[Violation]:
@@ -162,14 +87,16 @@ def check_rules(size: Dimensions, tp: int) -> list[Violation]:
         broken.append(Violation("R3", f"{kv} KV heads neither divide nor are divided by {tp}"))
     for name, inner in {"intermediate_size": size.intermediate_size, **size.expert_sizes}.items():
         if inner % tp:
-            broken.append(Violation("R4", f"{name} {inner} is not a multiple of {tp}"))
+            padded = -(-inner // tp) * tp
+            text = f"{name} {inner} is not a multiple of {tp}; padding it to {padded} would do, "
+            broken.append(Violation("R4", f"{text}but padding is not generated"))
     if size.vocab_size % tp:
         padded = -(-size.vocab_size // tp) * tp
         broken.append(
             Violation(
                 "R5",
                 f"vocab_size {size.vocab_size} is not a multiple of {tp}; padding it to {padded} would do, "
-                "but vocabulary padding is not generated",
+                "but padding is not generated",
             )
         )
     return broken
@@ -184,7 +111,7 @@ def candidate_sizes(num_heads: int, cores: int = 64) -> list[int]:
 
 def plan_tensor_parallel(
     size: Dimensions,
-    weights: WeightBytes,
+    parts: Mapping[str, WeightBytes],
     context_length: int,
     batch_size: int,
     relax: Sequence[str] = (),
@@ -196,6 +123,9 @@ def plan_tensor_parallel(
     ``layers * (kv_lora_rank + qk_rope_head_dim) * tokens * 2 bytes`` on every rank. A size fits when the weights stay
     below the instance's limit, and weights, cache and reserve together below the memory of a logical core.
 
+    Args:
+        parts: Bytes of the weights by part of the model.
+
     Raises:
         Refusal: TP-RELAX for a rule that cannot be relaxed.
     """
@@ -204,14 +134,17 @@ def plan_tensor_parallel(
     tokens = context_length * batch_size
     bytes_per_kv_head = size.num_layers * 2 * size.head_dim * tokens * KV_BYTES_PER_ELEMENT
     candidates = []
+    weights = total_bytes(parts)
     latent_bytes = size.num_layers * size.latent_kv * tokens * KV_BYTES_PER_ELEMENT
     for tp in candidate_sizes(size.num_heads, instance.cores):
         broken = check_rules(size, tp)
+        divides = not any(violation.rule in ("R1", "R3") for violation in broken)
+        broken += device_violations(size, tp) if divides else []
         kv_heads = max(1, size.num_kv_heads // tp)
         bytes_per_rank = weights.per_rank(tp, size.num_kv_heads)
         violations = [violation for violation in broken if violation.rule not in relaxed_rules]
         kv_bytes = latent_bytes or kv_heads * bytes_per_kv_head
-        violations += _memory(bytes_per_rank, kv_bytes, instance)
+        violations += memory_violations(bytes_per_rank, kv_bytes, instance)
         candidates.append(
             TpCandidate(
                 tp_size=tp,
@@ -229,6 +162,7 @@ def plan_tensor_parallel(
                 reserve_bytes=RESERVE_BYTES,
                 padded_vocab_size=-(-size.vocab_size // tp) * tp,
                 padded_intermediate_size=-(-size.intermediate_size // tp) * tp,
+                slow_paths=[*slow_paths(size, tp)] if divides else [],
             )
         )
     valid = [candidate.tp_size for candidate in candidates if candidate.valid]
@@ -242,11 +176,15 @@ def plan_tensor_parallel(
         lnc=instance.lnc,
         cores=instance.cores,
         bytes_per_core=instance.bytes_per_core,
+        parts=dict(parts),
+        latent_cache=bool(size.latent_kv),
+        num_kv_heads=size.num_kv_heads,
+        assumptions=[*instance.assumptions],
     )
 
 
-def _memory(weights: int, cache: int, instance: Instance) -> list[Violation]:
-    """MEM: the weights alone, then everything that a logical core has to hold."""
+def memory_violations(weights: int, cache: int, instance: Instance) -> list[Violation]:
+    """Rule MEM: the weights alone, then everything that a logical core has to hold."""
     limit = instance.weight_limit_bytes
     if weights > limit:
         return [
@@ -306,6 +244,8 @@ def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
             verdict += " (recommended)"
         reasons = [f"{item.rule}: {item.text}" for item in candidate.violations]
         reasons += [f"{item.rule} relaxed: {item.text}" for item in candidate.relaxed]
+        if candidate.valid:
+            reasons += [f"slow: {item.rule}: {item.text}" for item in candidate.slow_paths]
         if all(violation.rule == "MEM" for violation in candidate.violations):
             kv = str(candidate.kv_heads_per_rank)
             if candidate.kv_replicas > 1:

@@ -2,7 +2,16 @@
 
 from pathlib import Path
 
-from autoport.cli.arguments import AsJson, BatchSize, ContextLength, Name, Relax, WorkspacePath
+from autoport.cli.arguments import (
+    AsJson,
+    BatchSize,
+    ContextLength,
+    InstanceName,
+    Lnc,
+    Name,
+    Relax,
+    WorkspacePath,
+)
 
 
 def command(
@@ -11,9 +20,12 @@ def command(
     relax: Relax = [],
     context_length: ContextLength = 4096,
     batch_size: BatchSize = 1,
+    instance: InstanceName = "trn2.48xlarge",
+    lnc: Lnc = 2,
     as_json: AsJson = False,
 ) -> None:
     """Step 2: plan the port (reference model, TP sizes, weight map); writes plan.json."""
+    from autoport.cli.analysis import print_analysis
     from autoport.cli.steps import run_single
     from autoport.port import Options
 
@@ -21,6 +33,9 @@ def command(
         "analyze",
         name,
         workspace,
-        Options(relax=relax, context_length=context_length, batch_size=batch_size),
+        Options(
+            relax=relax, context_length=context_length, batch_size=batch_size, instance=instance, lnc=lnc
+        ),
         as_json,
+        show=print_analysis,
     )

@@ -12,6 +12,8 @@ from autoport.cli.arguments import (
     ContextLength,
     Force,
     KeepEdited,
+    InstanceName,
+    Lnc,
     Name,
     NoRegister,
     Probe,
@@ -49,6 +51,8 @@ def command(
     relax: Relax = [],
     context_length: ContextLength = 4096,
     batch_size: BatchSize = 1,
+    instance: InstanceName = "trn2.48xlarge",
+    lnc: Lnc = 2,
     tp: TpSizes = [],
     force: Force = False,
     keep_edited: KeepEdited = False,
@@ -80,6 +84,8 @@ def command(
         probe=probe,
         context_length=context_length,
         batch_size=batch_size,
+        instance=instance,
+        lnc=lnc,
         tp_sizes=tp,
     )
     require_device(options)
@@ -124,6 +130,8 @@ def _same_command(port: "Port", options: "Options") -> str:
     words += ["--dry-run"] if options.dry_run else []
     words += [word for rule in options.relax for word in ("--relax", rule)]
     words += ["--context-length", str(options.context_length), "--batch-size", str(options.batch_size)]
+    if (options.instance, options.lnc) != (type(options)().instance, type(options)().lnc):
+        words += ["--instance", options.instance, "--lnc", str(options.lnc)]
     return shlex.join(words)
 
 

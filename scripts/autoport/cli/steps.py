@@ -1,5 +1,6 @@
 """Running one step as a command of its own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -10,14 +11,26 @@ from autoport.workspace import Port, Workspace
 
 
 def run_single(
-    step: str, name: str, workspace: Path, options: Options, as_json: bool, source: str = ""
+    step: str,
+    name: str,
+    workspace: Path,
+    options: Options,
+    as_json: bool,
+    source: str = "",
+    show: Callable[[Port], None] | None = None,
 ) -> None:
-    """Run `step` of port `name`, print its result, and exit with its code."""
+    """Run `step` of port `name`, print its result, and exit with its code.
+
+    Args:
+        show: Prints more than the one line of the result, for a person.
+    """
     port = Port(Workspace.find(workspace), name, source)
     with port.lock(), working(f"{STEPS[step].title} ..."):
         result = run_step(port, step, options)
     if as_json:
         print_json(result)
     else:
+        if show:
+            show(port)
         report_steps([result])
     raise typer.Exit(EXIT_CODES[result.status])

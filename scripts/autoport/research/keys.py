@@ -1,7 +1,7 @@
 """Checkpoint keys with their layer index taken out."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 def fold(key: str) -> tuple[str, int | None]:
@@ -19,6 +19,18 @@ def fold_all(keys: Iterable[str]) -> dict[str, set[int]]:
         name, index = fold(key)
         folded.setdefault(name, set()).update(() if index is None else (index,))
     return folded
+
+
+def fold_experts(folded: Mapping[str, set[int]]) -> dict[str, set[int]]:
+    """Folded keys of one name for all experts; the experts are part of the name, as in ``{e: 0-7}``."""
+    layers: dict[str, set[int]] = {}
+    experts: dict[str, set[int]] = {}
+    for key, indices in folded.items():
+        match = re.search(r"(?<=experts\.)\d{1,9}(?=\.)", key)
+        name = f"{key[: match.start()]}{{e}}{key[match.end() :]}" if match else key
+        layers.setdefault(name, set()).update(indices)
+        experts.setdefault(name, set()).update({int(match[0])} if match else ())
+    return {name.replace("{e}", f"{{e: {ranges(experts[name])}}}"): found for name, found in layers.items()}
 
 
 def label(key: str, indices: Iterable[int]) -> str:

@@ -18,6 +18,7 @@ from autoport.research.source import Source, open_source
 from autoport.research.tied_head import compare_head
 from autoport.schema import Checkpoint, Facts
 
+TOKENIZER_FILES = ("tokenizer", "vocab.", "merges.", "spiece.", "tekken.")
 FACTOR = re.compile(r"_(multiplier|scale|scaling|factor|scalar|softcapping)$")
 
 
@@ -57,6 +58,8 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
             facts.fields["head_equals_embedding"] = same
     add_modeling(source, facts)
     facts.warnings += checkpoint.notes
+    if not any(name.startswith(TOKENIZER_FILES) for name in source.sizes):
+        facts.warnings.append("no tokenizer: serving and Steps 8 to 11 need one")
     return facts, checkpoint
 
 

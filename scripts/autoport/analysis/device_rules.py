@@ -1,0 +1,72 @@
+"""What the device's fused operators ask of sizes on one rank: where they fail, and where they are slow.
+
+The limits are those that the simulator enforces (`vllm_neuron/functional`): 128 partitions of on-chip memory, and
+kernels that work on two physical cores.
+"""
+
+from collections.abc import Iterator
+
+from autoport.analysis.dimensions import Dimensions
+from autoport.schema import Violation
+
+PARTITIONS = 128
+LARGEST_QKV_COLUMNS = 4096
+FEW_TOKENS = 96  # qkv_proj runs its decode variant up to here
+
+
+def device_violations(size: Dimensions, tp: int) -> Iterator[Violation]:
+    """Sizes with which a fused operator raises an error on the device."""
+    hidden = size.hidden_size
+    if size.fused and hidden % PARTITIONS == 0 and hidden // PARTITIONS % 2:
+        one_head = max(1, size.num_kv_heads // tp) == 1
+        if one_head or _qkv_is_fused(size, tp):
+            operators = ["attention_decode"] if one_head else []
+            operators += [f"qkv_proj of up to {FEW_TOKENS} tokens"] if _qkv_is_fused(size, tp) else []
+            text = (
+                f"hidden_size {hidden} / {PARTITIONS} = {hidden // PARTITIONS} is odd, "
+                f"and {' and '.join(operators)} need an even number"
+            )
+            yield Violation("DEV-HIDDEN", text)
+    inner = size.expert_sizes.get("an expert's intermediate size", 0)
+    if inner and inner % tp == 0 and inner // tp >= PARTITIONS and inner // tp % 16:
+        text = (
+            f"an expert's intermediate size {inner} / {tp} = {inner // tp} is not a multiple of 16 (moe_cte)"
+        )
+        yield Violation("DEV-INNER", text)
+
+
+def slow_paths(size: Dimensions, tp: int) -> Iterator[Violation]:
+    """Sizes with which the device leaves a fused operator for a slow path."""
+    hidden, kv_heads = size.hidden_size, max(1, size.num_kv_heads // tp)
+    if hidden % PARTITIONS:
+        text = f"hidden_size {hidden} is not a multiple of {PARTITIONS}: attention and MLP take slow paths"
+        yield Violation("PERF-HIDDEN", text)
+    elif hidden % (2 * PARTITIONS):
+        text = (
+            f"hidden_size {hidden} is not a multiple of {2 * PARTITIONS}: the MLP's decode takes a slow path"
+        )
+        yield Violation("PERF-HIDDEN", text)
+    if size.fused and kv_heads > 1:
+        better = f"; TP {size.num_kv_heads} has one" if size.num_heads % size.num_kv_heads == 0 else ""
+        text = f"{kv_heads} KV heads per rank: decode attention takes a slow path{better}"
+        yield Violation("PERF-KV-HEADS", text)
+    columns = qkv_columns(size, tp)
+    if size.fused and columns > LARGEST_QKV_COLUMNS:
+        text = f"{columns} columns of q, k and v per rank, above {LARGEST_QKV_COLUMNS}: qkv_proj takes a slow path"
+        yield Violation("PERF-QKV", text)
+    elif size.fused and columns > hidden:
+        text = f"{columns} columns of q, k and v per rank, above hidden_size {hidden}: qkv_proj takes a slow path"
+        yield Violation("PERF-QKV", text)
+    inner = size.expert_sizes.get("an expert's intermediate size", 0)
+    if inner and inner // tp % PARTITIONS:
+        text = f"{inner // tp} of an expert's intermediate size per rank is not a multiple of {PARTITIONS}"
+        yield Violation("PERF-EXPERTS", text)
+
+
+def qkv_columns(size: Dimensions, tp: int) -> int:
+    """Columns of the fused q, k and v weight on one rank."""
+    return (size.num_heads // tp + 2 * max(1, size.num_kv_heads // tp)) * size.head_dim
+
+
+def _qkv_is_fused(size: Dimensions, tp: int) -> bool:
+    return qkv_columns(size, tp) <= min(LARGEST_QKV_COLUMNS, size.hidden_size)

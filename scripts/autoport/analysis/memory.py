@@ -1,0 +1,67 @@
+"""What one rank holds at a tensor-parallel size, part by part, as rows of a table."""
+
+from autoport.errors import refuse
+from autoport.schema import TpCandidate, TpPlan
+
+MEMORY_COLUMNS = ("What", "Per rank", "How")
+
+
+def memory_rows(plan: TpPlan, tp: int) -> list[tuple[str, str, str]]:
+    """Weights as they are sharded, the KV cache, the reserve, the sum, and what is broken, slow or padded.
+
+    Raises:
+        Refusal: TP-EXPLAIN for a size that the plan does not have.
+    """
+    candidate = next((item for item in plan.candidates if item.tp_size == tp), None)
+    if candidate is None:
+        sizes = ", ".join(str(item.tp_size) for item in plan.candidates)
+        raise refuse("TP-EXPLAIN", f"TP {tp} is not in the table", "option --explain", f"use one of {sizes}")
+    rows = [
+        (name, _gb(part.per_rank(tp, plan.num_kv_heads)), _how(plan, tp, name))
+        for name, part in plan.parts.items()
+    ]
+    total = candidate.weight_bytes_per_rank + candidate.kv_bytes_per_rank + candidate.reserve_bytes
+    rows += [
+        (
+            "all weights",
+            _gb(candidate.weight_bytes_per_rank),
+            f"{_gb(candidate.embedding_bytes_per_rank)} of it embeddings and head",
+        ),
+        ("KV cache", _gb(candidate.kv_bytes_per_rank), _cache(plan, candidate)),
+        ("reserve", _gb(candidate.reserve_bytes), "assumed: compiled graphs, activations, collectives"),
+        ("total", _gb(total), f"of {_gb(plan.bytes_per_core)} per logical core"),
+    ]
+    broken = {violation.rule for violation in candidate.violations}
+    if "R5" in broken:
+        rows.append(
+            ("padding", "", f"vocabulary to {candidate.padded_vocab_size} would divide; not generated")
+        )
+    if "R4" in broken and candidate.padded_intermediate_size:
+        text = f"intermediate_size to {candidate.padded_intermediate_size} would divide; not generated"
+        rows.append(("padding", "", text))
+    rows += [(violation.rule, "broken", violation.text) for violation in candidate.violations]
+    return rows + [(slow.rule, "slow", slow.text) for slow in candidate.slow_paths]
+
+
+def _cache(plan: TpPlan, candidate: TpCandidate) -> str:
+    copies = f", {candidate.kv_replicas} ranks share each" if candidate.kv_replicas > 1 else ""
+    heads = f"{candidate.kv_heads_per_rank} KV heads{copies}"
+    if plan.latent_cache:
+        heads = "latent, whole on every rank"
+    return f"{heads}; {plan.batch_size} x {plan.context_length} tokens in bfloat16"
+
+
+def _how(plan: TpPlan, tp: int, name: str) -> str:
+    part = plan.parts[name]
+    ways = [f"split {tp} ways"] if part.split else []
+    if part.kv_heads:
+        ways.append(f"k and v split {min(tp, plan.num_kv_heads)} ways")
+    if part.copied:
+        ways.append(
+            "whole on every rank" if part.copied == part.total else f"{_gb(part.copied)} whole on every rank"
+        )
+    return ", ".join(ways)
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.3f} GB" if size >= 1_000_000 or not size else f"{size / 1e6:.3f} MB"

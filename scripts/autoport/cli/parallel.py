@@ -1,0 +1,32 @@
+"""How parallel plans are shown to a person."""
+
+from autoport.cli.output import print_table
+from autoport.schema import EpPlan, TpPlan
+
+
+def hardware_text(plan: TpPlan) -> str:
+    """The instance that a plan is for."""
+    return (
+        f"{plan.instance} at LNC {plan.lnc}: {plan.cores} logical cores of {plan.bytes_per_core / 1e9:.0f} GB, "
+        f"{plan.weight_limit_bytes / 1e9:.0f} GB of it for weights"
+    )
+
+
+def print_experts(experts: EpPlan, plan: TpPlan) -> None:
+    """The splits of the world, all broken rules of each, and whether one is needed."""
+    rows = [
+        (
+            item.tp_size,
+            item.ep_degree,
+            "yes" if item.valid else "no",
+            "\n".join(f"{v.rule}: {v.text}" for v in item.violations),
+            item.experts_per_group,
+            f"{item.weight_bytes_per_rank / 1e9:.2f} GB",
+        )
+        for item in experts.candidates
+    ]
+    title = f"Expert parallelism: {experts.num_experts} experts, world {experts.world_size}"
+    columns = ("TP sub-group", "ep_degree", "Valid", "Why", "Experts per group", "Weights per rank")
+    print_table(columns, rows, title=title)
+    needed = "needed" if plan.recommended is None else "not needed: a TP size fits"
+    print(f"Expert parallelism is {needed}; {experts.note}.")
