@@ -1,32 +1,20 @@
 """What the device's fused operators ask of sizes on one rank: where they fail, and where they are slow.
 
 The limits are those that the simulator enforces (`vllm_neuron/functional`): 128 partitions of on-chip memory, and
-kernels that work on two physical cores.
+kernels that work on two physical cores. Attention of a hidden size that they refuse is composed.
 """
 
 from collections.abc import Iterator
 
+from autoport.analysis.attention import PARTITIONS
 from autoport.analysis.dimensions import Dimensions
 from autoport.schema import Violation
 
-PARTITIONS = 128
 LARGEST_QKV_COLUMNS = 4096
-FEW_TOKENS = 96  # qkv_proj runs its decode variant up to here
 
 
 def device_violations(size: Dimensions, tp: int) -> Iterator[Violation]:
     """Sizes with which a fused operator raises an error on the device."""
-    hidden = size.hidden_size
-    if size.fused and hidden % PARTITIONS == 0 and hidden // PARTITIONS % 2:
-        one_head = max(1, size.num_kv_heads // tp) == 1
-        if one_head or _qkv_is_fused(size, tp):
-            operators = ["attention_decode"] if one_head else []
-            operators += [f"qkv_proj of up to {FEW_TOKENS} tokens"] if _qkv_is_fused(size, tp) else []
-            text = (
-                f"hidden_size {hidden} / {PARTITIONS} = {hidden // PARTITIONS} is odd, "
-                f"and {' and '.join(operators)} need an even number"
-            )
-            yield Violation("DEV-HIDDEN", text)
     inner = size.expert_sizes.get("an expert's intermediate size", 0)
     if inner and inner % tp == 0 and inner // tp >= PARTITIONS and inner // tp % 16:
         text = (
@@ -66,7 +54,3 @@ def slow_paths(size: Dimensions, tp: int) -> Iterator[Violation]:
 def qkv_columns(size: Dimensions, tp: int) -> int:
     """Columns of the fused q, k and v weight on one rank."""
     return (size.num_heads // tp + 2 * max(1, size.num_kv_heads // tp)) * size.head_dim
-
-
-def _qkv_is_fused(size: Dimensions, tp: int) -> bool:
-    return qkv_columns(size, tp) <= min(LARGEST_QKV_COLUMNS, size.hidden_size)
