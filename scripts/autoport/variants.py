@@ -7,7 +7,7 @@ are declared in ``.autoport/<model>/variants.json``.
 import ast
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -18,15 +18,29 @@ STATE_FILE = "variants.json"
 
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
 
-# Weight formats that can be generated -> what `checkpoint_format` of the model's config.py returns for them.
-FORMATS: dict[str, tuple[str, ...]] = {
-    "fp8": (
-        "modelopt FP8",
-        "compressed-tensors float-quantized float8",
-        "compressed-tensors naive-quantized float8",
-    ),
-    "int8": ("compressed-tensors int-quantized int8", "compressed-tensors naive-quantized int8"),
-    "mxfp4": ("mxfp4",),
+
+def _compressed(form: str, kind: str) -> dict[str, Any]:
+    weights = {"type": kind, "num_bits": 8}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": {"weights": weights}},
+    }
+
+
+# Weight formats that can be generated: for each, what `checkpoint_format` of the model's config.py returns for
+# it, with a quantization_config that has it.
+FORMATS: dict[str, dict[str, dict[str, Any]]] = {
+    "fp8": {
+        "modelopt FP8": {"quant_method": "modelopt", "quant_algo": "FP8"},
+        "compressed-tensors float-quantized float8": _compressed("float-quantized", "float"),
+        "compressed-tensors naive-quantized float8": _compressed("naive-quantized", "float"),
+    },
+    "int8": {
+        "compressed-tensors int-quantized int8": _compressed("int-quantized", "int"),
+        "compressed-tensors naive-quantized int8": _compressed("naive-quantized", "int"),
+    },
+    "mxfp4": {"mxfp4": {"quant_method": "mxfp4"}},
 }
 
 
@@ -74,7 +88,7 @@ BASE = Variant("bf16", "model", quantization=("bf16",))
 
 
 def read_variants(workspace: Workspace, model: str) -> list[Variant]:
-    """The model's variants, `BASE` first.
+    """The model's variants as declared, `BASE` first.
 
     Raises:
         Refusal: PORT-STATE when the file is damaged, VAR-DECLARATION when the variants contradict each other.
@@ -133,10 +147,8 @@ def parse_condition(text: str) -> Condition:
     Raises:
         Refusal: VAR-CONDITION.
     """
-    operators = "|".join(re.escape(op) for op in sorted(get_args(Operator), key=len, reverse=True))
-    match = re.fullmatch(
-        rf"\s*([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)\s*(?<!\w)?({operators})(?!\w|=)\s*(.+?)\s*", text, re.A
-    )
+    operators = r"==|!=|<=|>=|<|>|(?<=\s)not in(?=\s)|(?<=\s)in(?=\s)"
+    match = re.fullmatch(rf"\s*([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)\s*({operators})\s*(.+?)\s*", text, re.A)
     example = "write FIELD OP VALUE, e.g. 'rope_parameters.rope_type == llama3'"
     if match is None:
         raise refuse("VAR-CONDITION", f"{text!r} is no condition", "option --when or --require", example)

@@ -11,6 +11,7 @@ import typer
 
 from autoport import __version__
 from autoport.cli import (
+    add_variant,
     analyze,
     compute_tp,
     demo,
@@ -50,6 +51,7 @@ for module in (
     analyze,
     generate,
     register,
+    add_variant,
     document,
     review,
     prove,

@@ -97,7 +97,9 @@ def test(condition: Condition) -> Checked:
     operator = condition.op
     if condition.value is None and operator in ("==", "!="):
         operator = "is" if operator == "==" else "is not"  # type: ignore[assignment]
-    return Checked(f"({read} {operator} {py(condition.value)})")
+    if operator in ("<", "<=", ">", ">="):
+        return Checked(f"{read} is not None and {read} {operator} {py(condition.value)}")
+    return Checked(f"{read} {operator} {py(condition.value)}")
 
 
 def _is_in(name: str, values: Sequence[str]) -> Checked:

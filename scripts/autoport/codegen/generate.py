@@ -59,6 +59,7 @@ def render_package(plan: Plan, package: str, variants: Sequence[Variant] = (BASE
         {
             "name": plan.name,
             "prefix": plan.class_prefix,
+            "class_name": f"{plan.class_prefix}ForCausalLM",
             "hf_name": plan.architecture.hf_name,
             "package": package,
             "exports": sorted(

@@ -202,9 +202,14 @@ def render_python(template: str, **context: Any) -> str:
             "nothing was written; correct the template",
         ) from error
     text = _ruff("check", "--fix", "--select", "I,F401", "--exit-zero", "--quiet", text=text)
-    text = _ruff("format", "--quiet", text=text)
+    text = format_python(text)
     ast.parse(text)
     return text
+
+
+def format_python(text: str) -> str:
+    """`text` as ruff formats it; it must be Python."""
+    return _ruff("format", "--quiet", text=text)
 
 
 def _ruff(command: str, *arguments: str, text: str) -> str:

@@ -1,0 +1,198 @@
+"""Variants: their declaration, the factory rendered from it, and the same by editing a factory."""
+
+import difflib
+import re
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from autoport.codegen.add_variant import declare, run
+from autoport.codegen.factory_edit import add_variant
+from autoport.codegen.generate import render_package
+from autoport.errors import Refusal
+from autoport.variants import BASE, FORMATS, Condition, Variant, check_variants, parse_condition
+from autoport.workspace import Port, Workspace
+from plans import YI, plan
+
+MXFP4 = Variant("mxfp4", "model_mxfp4", ("mxfp4",), ("mxfp4",), ("trn3",), ("trn3",))
+FP8 = Variant(
+    "fp8", "model_fp8", ("fp8",), tuple(FORMATS["fp8"]), require=(Condition("hidden_size", ">=", 64),)
+)
+THROUGHPUT = Variant(
+    "throughput",
+    "model_throughput",
+    platforms=("trn2", "trn3"),
+    when=(Condition("sharding", "==", "throughput"), Condition("neuron_config.max_logprobs", "!=", None)),
+)
+TRN2 = Variant(
+    "trn2",
+    "model_trn2",
+    default_on=("trn2",),
+    require=(Condition("rope_parameters.rope_type", "in", ["default", "llama3"]),),
+)
+ALL = (BASE, MXFP4, FP8, THROUGHPUT, TRN2)
+
+
+def factory(*variants: Variant) -> str:
+    return render_package(plan(YI), "vllm_neuron", variants)["factory.py"]
+
+
+def edited(source: str, variant: Variant) -> str:
+    return add_variant(source, "LlamaForCausalLM", variant, "factory.py")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace.create(tmp_path / "workspace")
+
+
+# --- The factory --------------------------------------------------------------------------------------------
+
+
+def test_an_edit_gives_what_rendering_gives() -> None:
+    assert [*accumulate(ALL[1:], edited, initial=factory(BASE))] == [
+        factory(*ALL[: number + 1]) for number in range(len(ALL))
+    ]
+
+
+def test_an_edit_is_idempotent() -> None:
+    for variant in ALL:
+        assert edited(factory(*ALL), variant) == factory(*ALL)
+
+
+def test_kinds_of_branches_are_in_the_order_of_selection() -> None:
+    body = factory(*ALL).partition("def _select_implementation")[2].partition("def _validate_config")[0]
+    marks = [line.strip() for line in body.splitlines() if line.strip().startswith("#")]
+    assert marks == [
+        "# What the user asks for",
+        "# The checkpoint's format",
+        "# The model's own rules",
+        "# The platform's default",
+        "# Fallback",
+    ]
+    assert not re.search(r"^from \.model", factory(*ALL), re.M)  # no implementation is imported at the top
+
+
+def test_what_a_person_changed_survives() -> None:
+    by_hand = factory(BASE)
+    changes = {
+        "# Fallback": "# Fallback, for now",
+        "        # What the user asks for\n": (
+            "        if hf_config.model_type == 'mine':  # our own\n"
+            "            from .model_mine import MineForCausalLM as Model\n\n"
+            "            return   Model.from_configs(hf_config, neuron_config)\n\n"
+            "        # What the user asks for\n"
+        ),
+        '{"bf16": None}': '{ "bf16": ("trn2",) }',
+        "        return problems": "        problems += ours(hf_config)\n        return problems",
+    }
+    for old, new in changes.items():
+        assert by_hand.count(old) == 1, old
+        by_hand = by_hand.replace(old, new)
+    after = [*accumulate(ALL[1:], edited, initial=by_hand)][-1]
+    changed = [line for line in difflib.ndiff(by_hand.splitlines(), after.splitlines()) if line[0] == "-"]
+    assert [line.split()[1] for line in changed] == ["platforms:", "formats:"]
+    assert '{ "bf16": ("trn2",), "mxfp4": ("trn3",), "fp8": None }' in after
+    compile(after, "factory.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (("class LlamaForCausalLM", "class Renamed"), "VAR-LAYOUT"),
+        (("def _select_implementation", "def choose"), "VAR-LAYOUT"),
+        (("def _variant_problems", "def problems_of"), "VAR-LAYOUT"),
+        (("platforms: dict", "where: dict"), "VAR-LAYOUT"),
+        (("def __init__(", "def __init__("[:-1]), "VAR-SYNTAX"),
+    ],
+)
+def test_a_factory_that_is_not_understood(change: tuple[str, str], rule: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        edited(factory(BASE).replace(*change), MXFP4)
+    assert caught.value.problems[0].rule == rule
+    assert caught.value.problems[0].where == "factory.py"
+
+
+# --- Declarations -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("rope_parameters.rope_type == llama3", Condition("rope_parameters.rope_type", "==", "llama3")),
+        ("hidden_size>=4096", Condition("hidden_size", ">=", 4096)),
+        ("sliding_window != None", Condition("sliding_window", "!=", None)),
+        ("model_type not in ['a', 'b']", Condition("model_type", "not in", ["a", "b"])),
+        ("sharding=='a b'", Condition("sharding", "==", "a b")),
+    ],
+)
+def test_a_condition_is_read(text: str, condition: Condition) -> None:
+    assert parse_condition(text) == condition
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "x = 1", "x ==", "__class__ == 1", "f(x) == 1", "x in 3", "x == {1}"]
+)
+def test_what_is_no_condition(text: str) -> None:
+    with pytest.raises(Refusal, match="VAR-CONDITION"):
+        parse_condition(text)
+
+
+@pytest.mark.parametrize(
+    ("variant", "found"),
+    [
+        (Variant("own", "model_own"), "nothing selects 'own'"),
+        (Variant("mxfp4", "other", ("x",)), "two variants have the name 'mxfp4'"),
+        (Variant("own", "model_own", ("mxfp4",)), "quantization 'mxfp4' would select both 'mxfp4' and 'own'"),
+        (Variant("own", "model_own", default_on=("trn3",)), "default_on 'trn3' would select both"),
+        (Variant("own", "model_own", platforms=("trn2",), default_on=("trn1",)), "default on trn1, where it"),
+        (Variant("own'; x", "model_own", ("x",)), "not lower-case snake_case"),
+        (Variant("own", "model_own", ("x",), platforms=("TRN2",)), "'TRN2' of variant"),
+    ],
+)
+def test_declarations_that_contradict_each_other(variant: Variant, found: str) -> None:
+    with pytest.raises(Refusal, match="VAR-DECLARATION") as caught:
+        check_variants([BASE, MXFP4, variant], "options")
+    assert any(found in problem.found for problem in caught.value.problems)
+
+
+# --- The command's work -------------------------------------------------------------------------------------
+
+
+def contents(workspace: Workspace) -> dict[str, str]:
+    files = workspace.root.rglob("*.py")
+    return {str(path.relative_to(workspace.root)): path.read_text() for path in files}
+
+
+def test_a_variant_of_a_registered_model(workspace: Workspace) -> None:
+    before = contents(workspace)
+    added = run(Port(workspace, "gpt_oss"), declare("mxfp4", platforms=("trn3",), default_on=("trn3",)))
+    after = contents(workspace)
+    folder = "vllm_neuron/model/gpt_oss"
+    assert added.files == [path for path in sorted(after) if before.get(path) != after[path]]
+    assert added.files == [
+        "test/vllm_neuron/model/gpt_oss/test_gpt_oss_mxfp4.py",
+        f"{folder}/factory.py",
+        f"{folder}/model_mxfp4.py",
+        f"{folder}/quantized_weights.py",
+    ]
+    again = run(Port(workspace, "gpt_oss"), declare("mxfp4", platforms=("trn3",), default_on=("trn3",)))
+    assert again.files == []
+    assert contents(workspace) == after
+    with pytest.raises(Refusal, match="two variants have the name 'mxfp4'"):
+        run(Port(workspace, "gpt_oss"), declare("mxfp4"))
+
+
+def test_nothing_is_written_when_something_is_wrong(workspace: Workspace) -> None:
+    model = workspace.model_dir("llama3") / "model.py"
+    model.write_text(model.read_text().replace("def weight_mappings", "def mappings"))
+    before = contents(workspace)
+    with pytest.raises(Refusal, match="VAR-BASE"):
+        run(Port(workspace, "llama3"), declare("fp8"))
+    with pytest.raises(Refusal, match="VAR-MODEL"):
+        run(Port(workspace, "absent"), declare("fp8"))
+    (workspace.model_dir("llama3") / "model_own.py").write_text("mine = 1\n")
+    with pytest.raises(Refusal, match="PORT-EDITED"):
+        run(Port(workspace, "llama3"), declare("own", default_on=("trn3",)))
+    (workspace.model_dir("llama3") / "model_own.py").unlink()
+    assert contents(workspace) == before
