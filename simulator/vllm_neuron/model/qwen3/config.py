@@ -63,3 +63,17 @@ def _torch_dtype(hf_config: Any) -> torch.dtype:
             f"the config's dtype is {dtype!r} (possible: bfloat16, float16, float32)"
         )
     return dtype
+
+
+def checkpoint_format(hf_config: Any) -> str | None:
+    """How the checkpoint stores its weights: None for plain, else what its quantization_config says."""
+    declared = getattr(hf_config, "quantization_config", None)
+    if not declared:
+        return None
+    values = declared if isinstance(declared, dict) else declared.to_dict()
+    words = [values.get("quant_method", "unknown"), values.get("quant_algo"), values.get("format")]
+    words += [
+        f"{g['weights']['type']}{g['weights']['num_bits']}" for g in values.get("config_groups", {}).values()
+    ]
+    words += ["in blocks"] if values.get("weight_block_size") else []
+    return " ".join(dict.fromkeys(str(word) for word in words if word))
