@@ -3,14 +3,14 @@
 import contextlib
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from autoport.port import Options, run_step
 from autoport.schema import Facts
-from autoport.validation import reference
+from autoport.validation import landscape, reference
 from autoport.validation.shrink import shrink
 from autoport.validation.twin import build
 from autoport.workspace import Port, Workspace
@@ -23,30 +23,39 @@ QWEN2 = {
     "num_attention_heads": 12,
     "num_key_value_heads": 2,
 }
-CONFIGS = {"llama": ("llama-3.2-1b", {}), "qwen2": ("qwen2-7b", QWEN2)}
+LLAMA_AND_QWEN2 = {"llama": real_config("llama-3.2-1b"), "qwen2": real_config("qwen2-7b") | QWEN2}
 CPU_SAMPLING = {"on_device_sampling_config": None}
 
 
 class Ports:
-    """A workspace with a port of Llama and one of Qwen2, and a twin of each.
+    """A workspace with ports, and a twin of each.
+
+    Args:
+        configs: config.json by name, or the model type of a tiny checkpoint of the landscape. Each has an
+            architecture of its own; one that the simulator's own models have is not ported.
 
     Attributes:
         workspace: Root of the workspace.
         checkpoints: Folder of each twin, by name.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, configs: Mapping[str, dict[str, Any] | str] = LLAMA_AND_QWEN2):
         workspace = Workspace.create(folder / "workspace")
         self.workspace = workspace.root
         self.checkpoints: dict[str, Path] = {}
         self._references: dict[str, Any] = {}
-        for name, (config, changes) in CONFIGS.items():
-            source = write_checkpoint(folder / f"source-{name}", real_config(config) | changes)
+        for name, config in configs.items():
+            source = folder / f"source-{name}"
+            if isinstance(config, str):
+                landscape.build_checkpoint(config, source)
+            else:
+                write_checkpoint(source, config)
             port = Port(workspace, name, str(source))
-            for step in ("research", "analyze", "generate", "register"):
+            own = (workspace.model_dir(name) / "model.py").is_file()
+            for step in ("research",) if own else ("research", "analyze", "generate", "register"):
                 run_step(port, step, Options(dry_run=True))
             facts = port.read_state("facts.json", Facts, "research")
-            twin = shrink(facts) | {"torch_dtype": "float32"}
+            twin = shrink(facts) | {"torch_dtype": "float32", "dtype": "float32"}
             self.checkpoints[name] = build(twin, folder / f"twin-{name}", seed=0)
 
     def reference(self, name: str) -> Any:
