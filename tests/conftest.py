@@ -1,6 +1,24 @@
 """Settings of the whole test session."""
 
+import os
 import signal
+import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that; tests that interrupt a child need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder for the temporary files of the session and its children: vLLM leaves sockets behind."""
+    folder = str(tmp_path_factory.mktemp("t"))
+    before = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    yield
+    os.environ.pop("TMPDIR")
+    if before[0] is not None:
+        os.environ["TMPDIR"] = before[0]
+    tempfile.tempdir = before[1]

@@ -13,7 +13,8 @@ from autoport.validation import supervise
 from autoport.validation.supervise import group_exists, supervised
 
 SLEEPERS = """
-import os, signal, sys, time
+import os, signal, sys, tempfile, time
+tempfile.mkstemp()
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for _ in range(2):
@@ -27,6 +28,15 @@ time.sleep(300)
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(supervise, "TERM_SECONDS", 1.0)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """Where commands have their temporary files; nothing may be left there."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
 
 
 def wait_for(condition, seconds=15.0):
@@ -51,11 +61,14 @@ def sleepers(tmp_path, *arguments):
 
 
 @pytest.mark.parametrize("arguments", [(), ("stubborn",)])
-def test_the_group_ends_with_the_block(tmp_path, arguments):
+def test_the_group_ends_with_the_block(tmp_path, temporary, arguments):
     with sleepers(tmp_path, *arguments) as process:
         group = started(process)
+        [scratch] = temporary.iterdir()
+        assert list(scratch.iterdir())
     assert not group_exists(group)
     assert process.guard.returncode is not None
+    assert not list(temporary.iterdir())
 
 
 def test_the_group_ends_when_the_block_raises(tmp_path):
@@ -75,7 +88,7 @@ def test_what_a_command_that_died_left_behind_is_ended(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_the_group_ends_when_the_caller_is_killed(tmp_path, number):
+def test_the_group_ends_when_the_caller_is_killed(tmp_path, temporary, number):
     script = f"""
 import sys, time
 from pathlib import Path
@@ -97,6 +110,7 @@ with supervised([sys.executable, "-c", {SLEEPERS!r}], {{}}, Path({str(tmp_path)!
     assert caller.wait(20) != 0
     caller.stdout.close()
     wait_for(lambda: not group_exists(group))
+    wait_for(lambda: not list(temporary.iterdir()))
 
 
 def test_the_group_ends_when_the_guard_was_killed(tmp_path):

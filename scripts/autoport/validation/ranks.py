@@ -203,7 +203,7 @@ def _main(
 ) -> None:
     import torch
 
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(scratch,), daemon=True).start()
     log = os.open(log_dir / f"rank{rank.index}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -225,8 +225,9 @@ def _main(
     os._exit(0)  # no clean-up: a process group's destructor can wait for ranks that are gone
 
 
-def _exit_with_parent() -> None:
+def _exit_with_parent(scratch: Path) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])
+    shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)

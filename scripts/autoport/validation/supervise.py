@@ -3,6 +3,9 @@
 Between the caller and the command stands a small guard process. It ends the group when the caller asks for it,
 and also when the caller is gone: its standard input is a pipe from the caller, which the system closes then,
 by whatever signal the caller died. Run as a module it is the guard.
+
+The command has a folder of its own for temporary files, which the guard removes: vLLM leaves the sockets of its
+processes behind.
 """
 
 import contextlib
@@ -11,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -166,18 +170,24 @@ def guard(term_seconds: float, command: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        # The command's output goes where the guard's errors go: to the log.
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            stderr=2,
-            preexec_fn=_default_signals,
-            start_new_session=True,
-        )
+        with tempfile.TemporaryDirectory(prefix="autoport-", ignore_cleanup_errors=True) as scratch:
+            return _guarded(term_seconds, command, os.environ | {"TMPDIR": scratch})
     except OSError as error:
         print(error, file=sys.stderr)
         return 127
+
+
+def _guarded(term_seconds: float, command: Sequence[str], environment: Mapping[str, str]) -> int:
+    # The command's output goes where the guard's errors go: to the log.
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        stderr=2,
+        env=environment,
+        preexec_fn=_default_signals,
+        start_new_session=True,
+    )
     with contextlib.suppress(OSError):  # the caller may be gone already
         os.write(1, f"{child.pid}\n".encode())
     code = None
