@@ -6,6 +6,7 @@ from pathlib import Path
 import autoport.diagnose as diagnose_module
 import pytest
 from autoport.cli import app
+from autoport.cli.diagnose import describe
 from autoport.diagnose import Catalogue, Diagnosis, add_places, diagnose, load_catalogue
 from autoport.errors import Refusal
 from autoport.resources import references_dir, simulator_dir
@@ -293,6 +294,44 @@ def test_command(workspace: Workspace, tmp_path: Path):
     assert f"place: {where}" in result.output
     assert f"next:  autoport review nova --workspace {workspace.root}" in result.output
     assert '"id": "ITEM"' in CliRunner().invoke(app, [*arguments, "--json"]).output
+
+
+def invoke(*arguments: object, log: str) -> str:
+    return CliRunner().invoke(app, ["diagnose", "-", *map(str, arguments)], input=log).output
+
+
+def test_the_port_is_that_of_the_traceback_or_the_only_one(workspace: Workspace):
+    where = break_rope(workspace)
+    traced = f'  File "/opt/x/vllm_neuron/model/nova/rope.py", line 12, in forward\n{EXAMPLES["ITEM"][0]}\n'
+    output = invoke("--workspace", workspace.root, log=traced)
+    assert "port: nova in" in output
+    assert f"place: {where}" in output
+    # No traceback, and no port was started here: the command asks for the name.
+    output = invoke("--workspace", workspace.root, log=EXAMPLES["ITEM"][0])
+    assert f"next:  autoport diagnose - --workspace {workspace.root} --port NAME, with" in output
+    Port(workspace, "nova", "somewhere").save()
+    assert f"place: {where}" in invoke("--workspace", workspace.root, log=EXAMPLES["ITEM"][0])
+
+
+def test_where_to_go_on_when_the_review_finds_no_place(workspace: Workspace):
+    output = invoke("--workspace", workspace.root, "--port", "nova", log=EXAMPLES["ITEM"][0])
+    assert "place: the review finds no fault of FWD-SCALAR" in output
+    assert "next:  autoport research nova SOURCE" in output
+    port = Port(workspace, "nova", "somewhere")
+    port.write_state("plan.json", {})
+    output = describe(read(EXAMPLES["BIAS-SHAPE"][0]), port, "-", workspace.root)
+    assert f"next:  autoport prove nova --workspace {workspace.root}" in output
+    assert "NAME" not in output
+
+
+def test_a_port_without_a_row_is_noted(workspace: Workspace):
+    output = invoke("--workspace", workspace.root, "--port", "nova", log=EXAMPLES["ITEM"][0])
+    assert "note: nova is not in registry.py" in output
+    workspace.registry_path.write_text(
+        "from .nova import NovaForCausalLM\n\n\ndef get_models():\n"
+        '    return [("NovaForCausalLM", NovaForCausalLM)]\n'
+    )
+    assert "note:" not in invoke("--workspace", workspace.root, "--port", "nova", log=EXAMPLES["ITEM"][0])
 
 
 def test_command_says_when_nothing_is_known():

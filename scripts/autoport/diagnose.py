@@ -19,6 +19,7 @@ BLOCK_BYTES = 1 << 20
 CONTEXT_BYTES = 8 << 10
 LINE_BYTES = 4 << 10
 
+ROW_RULE = "REG-ROW"
 # A frame of a traceback in a model's file, in a checkout or in an installed plugin.
 FRAME = re.compile(rb'File "(?:[^"\n]*/)?((?:private_)?vllm_neuron/model/[^"\n]+\.py)", line (\d+)')
 
@@ -91,11 +92,13 @@ class Diagnosis(msgspec.Struct):
     """What is known about a log, in the order of first occurrence, wrappers last.
 
     Attributes:
+        notes: What is wrong with the port whatever the log says.
         go_on_at: Page of the references that narrows an unknown failure down, empty when something matched.
     """
 
     matches: list[Match]
     lines: int
+    notes: list[str] = []
     go_on_at: str = ""
     because: str = ""
 
@@ -208,8 +211,12 @@ def nearest_frame(data: bytes, position: int) -> str:
 
 
 def add_places(diagnosis: Diagnosis, review: Review) -> None:
-    """Point each match at the places that the self-review found for the failure's rules."""
+    """Point each match at the places that the self-review found for the failure's rules; note a missing row."""
     results = {result.id: result for result in review.rules}
+    if results[ROW_RULE].status == "fail":
+        diagnosis.notes.append(
+            f"{review.name} is not in registry.py, so the plugin does not run it: autoport register {review.name}"
+        )
     for match in diagnosis.matches:
         for rule in match.failure.rules:
             wanted = ("fail", "judge") if results[rule].status == "judge" else ("fail",)

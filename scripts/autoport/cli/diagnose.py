@@ -1,6 +1,7 @@
 """`autoport diagnose`: known failures in a log."""
 
 import contextlib
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -10,7 +11,8 @@ import typer
 from autoport.cli.arguments import AsJson, WorkspacePath
 
 if TYPE_CHECKING:
-    from autoport.diagnose import Diagnosis
+    from autoport.diagnose import Diagnosis, Match
+    from autoport.workspace import Port
 
 
 def command(
@@ -18,7 +20,8 @@ def command(
         str, typer.Argument(metavar="LOG", help="A log file, or - for stdin.", show_default=False)
     ],
     port: Annotated[
-        str, typer.Option("--port", metavar="NAME", help="Look for the place in this port.")
+        str,
+        typer.Option("--port", metavar="NAME", help="Look for the place in this port (default: the log's)."),
     ] = "",
     workspace: WorkspacePath = Path(),
     as_json: AsJson = False,
@@ -33,16 +36,37 @@ def command(
 
     with working(f"Reading {log} ..."), _open(log) as file:
         diagnosis = diagnose(file, load_catalogue())
-    if port:
+    subject = _named_port(workspace, port) if port else _likely_port(workspace, diagnosis)
+    if subject is not None:
         from autoport.review.step import review_port, subject_of
-        from autoport.workspace import Port, Workspace
 
-        add_places(diagnosis, review_port(subject_of(Port(Workspace.find(workspace), port))))
+        add_places(diagnosis, review_port(subject_of(subject)))
     if as_json:
         print_json(diagnosis)
     else:
-        print(describe(diagnosis, port, workspace), end="")
+        print(describe(diagnosis, subject, log, workspace), end="")
     raise typer.Exit(ExitCode.RED if diagnosis.go_on_at else ExitCode.DONE)
+
+
+def _named_port(workspace: Path, name: str) -> "Port":
+    from autoport.workspace import Port, Workspace
+
+    return Port(Workspace.find(workspace, writable=False), name)
+
+
+def _likely_port(folder: Path, diagnosis: "Diagnosis") -> "Port | None":
+    """The port that the log's tracebacks go through, else the only one of the workspace; None when unclear."""
+    from autoport.errors import Refusal
+    from autoport.workspace import Port, Workspace
+
+    try:
+        workspace = Workspace.find(folder, writable=False)
+        traced = [match.frame.split("/model/")[1].split("/")[0] for match in diagnosis.matches if match.frame]
+        names = [name for name in traced if workspace.model_dir(name).is_dir()] or workspace.ports()
+        there = [name for name in dict.fromkeys(names) if any(workspace.model_dir(name).glob("*.py"))]
+        return Port(workspace, there[0]) if len(there) == 1 else None
+    except Refusal:
+        return None
 
 
 def _open(log: str) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -63,10 +87,10 @@ def _open(log: str) -> contextlib.AbstractContextManager[BinaryIO]:
         ) from error
 
 
-def describe(diagnosis: "Diagnosis", port: str, workspace: Path) -> str:
+def describe(diagnosis: "Diagnosis", port: "Port | None", log: str, workspace: Path) -> str:
     """Text of a diagnosis."""
-    name = port or "NAME"
-    lines = []
+    lines = [f"port: {port.name} in {port.workspace.root}"] if port else []
+    lines += [f"note: {text}" for text in diagnosis.notes]
     for match in diagnosis.matches:
         failure = match.failure
         often = f", {match.count} lines" if match.count > 1 else ""
@@ -75,10 +99,8 @@ def describe(diagnosis: "Diagnosis", port: str, workspace: Path) -> str:
         if match.frame:
             lines.append(f"  trace: {match.frame}")
         lines += [f"  place: {place}" for place in match.places]
-        if port and failure.rules and not match.places:
-            lines.append(f"  place: not known; the port breaks none of {', '.join(failure.rules)}")
         if not failure.wrapper:
-            lines.append(f"  next:  {failure.next or f'autoport review {name} --workspace {workspace}'}")
+            lines += _next(match, port, log, workspace)
         lines.append("")
     if diagnosis.go_on_at:
         known = "only messages that pass on a failure" if diagnosis.matches else "no known failure"
@@ -86,3 +108,35 @@ def describe(diagnosis: "Diagnosis", port: str, workspace: Path) -> str:
             f"{known} in {diagnosis.lines} lines. {diagnosis.because}: go on at {diagnosis.go_on_at}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _next(match: "Match", port: "Port | None", log: str, workspace: Path) -> list[str]:
+    """Where to look when the review found no place, and the next command."""
+    failure = match.failure
+    if failure.next:
+        return [
+            f"  next:  {failure.next.replace('SOURCE', port.source) if port and port.source else failure.next}"
+        ]
+    if port is None:
+        again = shlex.join(["autoport", "diagnose", log, "--workspace", str(workspace)])
+        return [f"  next:  {again} --port NAME, with the port's folder name under vllm_neuron/model/ as NAME"]
+    place = ["--workspace", str(port.workspace.root)]
+    if match.places or not failure.rules:
+        return [f"  next:  {shlex.join(['autoport', 'review', port.name, *place])}"]
+    lines = (
+        []
+        if match.frame
+        else [f"  place: the review finds no fault of {', '.join(failure.rules)} in these files"]
+    )
+    if not port.has_state("plan.json"):
+        start = shlex.join(["autoport", "research", port.name, "SOURCE", *place])
+        return [
+            *lines,
+            f"  next:  {start}, with the checkpoint as SOURCE; then analyze and prove: the CPU shows the line",
+        ]
+    return [
+        *lines,
+        f"  next:  {shlex.join(['autoport', 'prove', port.name, *place])} (the CPU shows the line)",
+        "         if it is green: is the log of these files? Else only the device or the real weights show it, see",
+        "         references/troubleshooting.md",
+    ]
