@@ -312,3 +312,21 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
+
+# The same classes at their largest published sizes.
+PUBLISHED["mixtral-8x22b"] = PUBLISHED["mixtral-8x7b"] | {
+    "hidden_size": 6144, "intermediate_size": 16384, "max_position_embeddings": 65536, "num_attention_heads": 48,
+    "num_hidden_layers": 56, "vocab_size": 32768,
+}  # fmt: skip
+PUBLISHED["qwen3-235b-a22b"] = PUBLISHED["qwen3-30b-a3b"] | {
+    "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_attention_heads": 64,
+    "num_hidden_layers": 94, "max_window_layers": 94,
+}  # fmt: skip
+PUBLISHED["gpt-oss-120b"] = PUBLISHED["gpt-oss-20b"] | {
+    "layer_types": ["sliding_attention", "full_attention"] * 18, "num_hidden_layers": 36, "num_local_experts": 128,
+}  # fmt: skip
+PUBLISHED["deepseek-v2"] = PUBLISHED["deepseek-v2-lite"] | {
+    "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536, "n_group": 8,
+    "n_routed_experts": 160, "num_attention_heads": 128, "num_hidden_layers": 60, "num_key_value_heads": 128,
+    "q_lora_rank": 1536, "routed_scaling_factor": 16.0, "topk_group": 3, "topk_method": "group_limited_greedy",
+}  # fmt: skip

@@ -1,10 +1,14 @@
 """Research and analysis of published models at their real size: keys and shapes of transformers' own class."""
 
 import copy
+import json
 import logging
 import math
+import re
+import time
 
 import pytest
+from autoport.analysis.estimate import estimate_parallelism
 from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
 from autoport.port import Options
@@ -12,16 +16,15 @@ from autoport.research.step import research
 from checkpoints import write_checkpoint
 from published import PUBLISHED
 
-# Disk keys differ from the class's for these; without a decoder class of their own they are no ports yet.
-OTHER_KEYS = {
-    "deepseek-v2-lite",
-    "deepseek-v3",
-    "deepseek-v3.2",
-    "gemma-3-4b",
-    "llama-4-scout",
-    "qwen3-vl-8b",
+# What published checkpoints call the experts that the class stacks: experts, router, gate, up, down.
+QWEN_EXPERTS = ("mlp.experts", "mlp.gate", "gate_proj", "up_proj", "down_proj")
+MIXTRAL_EXPERTS = ("block_sparse_moe.experts", "block_sparse_moe.gate", "w1", "w3", "w2")
+EXPERT_NAMES = {
+    "qwen2_moe": QWEN_EXPERTS,
+    "qwen3_moe": QWEN_EXPERTS,
+    "mixtral": MIXTRAL_EXPERTS,
+    "phimoe": MIXTRAL_EXPERTS,
 }
-EXPERTS = {"qwen3-30b-a3b", "qwen2-57b-a14b", "mixtral-8x7b", "phi-3.5-moe", "gpt-oss-20b"}
 
 
 def keys_of(name):
@@ -36,11 +39,31 @@ def keys_of(name):
         model = AutoModelForCausalLM.from_config(config)
     logging.disable(logging.NOTSET)
     tied = set(model._tied_weights_keys or {}) if config.tie_word_embeddings else set()
-    return {
+    keys = {
         key.replace("lm_head.", "embed_out.") if name == "gpt-neox-20b" else key: ("BF16", tuple(value.shape))
         for key, value in model.state_dict().items()
         if key not in tied
     }
+    return as_published(keys, PUBLISHED[name]["model_type"])
+
+
+def as_published(keys, model_type):
+    """A tensor for each expert and projection, where the published checkpoints have that."""
+    if model_type not in EXPERT_NAMES:
+        return keys
+    experts, router, gate, up, down = EXPERT_NAMES[model_type]
+    found = {}
+    for key, (dtype, shape) in keys.items():
+        start, stacked, _ = key.partition("mlp.experts.")
+        if not stacked:
+            found[re.sub(r"mlp\.(gate|router)(?=\.)", router, key)] = (dtype, shape)
+            continue
+        rows, columns = shape[1:]
+        both = key.endswith("gate_up_proj")
+        for expert in range(shape[0]):
+            for part in (gate, up) if both else (down,):
+                found[f"{start}{experts}.{expert}.{part}.weight"] = (dtype, (rows // (1 + both), columns))
+    return found
 
 
 def plan_of(tmp_path, name):
@@ -77,6 +100,14 @@ EXPECTED = {
 }
 
 
+EXPECTED |= {
+    "qwen3-30b-a3b": ("qwen3_moe", 4, "128 experts of 768, 8 per token, in 48 layers"),
+    "qwen2-57b-a14b": ("gpt_oss", None, "shared experts"),
+    "mixtral-8x7b": ("qwen3_moe", 8, "softmax over all; renormalised"),
+    "gpt-oss-20b": ("qwen3_moe", 4, "sinks"),
+}
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_published_model_is_planned_whole(tmp_path, name):
     plan = plan_of(tmp_path, name)
@@ -104,3 +135,68 @@ def test_what_cannot_be_ported_says_why(tmp_path, name, rule):
     with pytest.raises(Refusal, match=rule) as caught:
         plan_of(tmp_path, name)
     assert all(problem.next_step for problem in caught.value.problems)
+
+
+def test_hundreds_of_billions_of_parameters_in_seconds(tmp_path):
+    started = time.process_time()
+    keys = keys_of("qwen3-235b-a22b")
+    made = time.process_time()
+    facts, checkpoint = research(str(write_checkpoint(tmp_path, PUBLISHED["qwen3-235b-a22b"], keys)))
+    plan = make_plan("model", facts, checkpoint, Options())
+    assert len(checkpoint.tensors) == 36945
+    assert time.process_time() - made < 5 + (made - started)
+    assert plan.tp.recommended == 32
+    (candidate,) = [item for item in plan.tp.candidates if item.tp_size == 16]
+    assert [violation.rule for violation in candidate.violations] == ["MEM"]
+    assert plan.ep.candidates[0].experts_per_group == 2
+
+
+def test_a_model_that_fits_no_tp_size_is_planned_over_all_ranks(tmp_path):
+    plan = plan_of(tmp_path, "mixtral-8x22b")
+    assert plan.tp.recommended is None
+    broken = {item.tp_size: {v.rule for v in item.violations} for item in plan.tp.candidates}
+    assert broken[8] == {"MEM"}
+    assert broken[16] == {"R2"}
+    assert plan.reference_model == "gpt_oss"
+    assert plan.ep.recommended == 8
+    chosen = next(item for item in plan.ep.candidates if item.tp_size == 8)
+    assert (chosen.ep_degree, chosen.experts_per_group) == (8, 1)
+    assert {v.rule for item in plan.ep.candidates for v in item.violations} >= {"EP1", "R2", "R1"}
+    assert "whole world" in plan.ep.note
+
+
+def test_experts_whose_share_the_kernel_refuses(tmp_path):
+    """2880 / 16 = 180 is no multiple of 16."""
+    plan = plan_of(tmp_path, "gpt-oss-120b")
+    (candidate,) = [item for item in plan.tp.candidates if item.tp_size == 16]
+    assert [violation.rule for violation in candidate.violations] == ["DEV-INNER"]
+    assert plan.tp.recommended == 32
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "deepseek-v3.2"])
+def test_latent_attention_is_sized_and_refused_with_the_way_forward(tmp_path, name):
+    with pytest.raises(Refusal, match="multi-head latent attention") as caught:
+        plan_of(tmp_path, name)
+    (problem,) = caught.value.problems
+    assert "deepseek_v32/" in problem.next_step
+    estimate = estimate_parallelism(str(tmp_path), 4096, 1)
+    assert estimate.experts is not None
+    assert all(
+        item.kv_bytes_per_rank == estimate.plan.candidates[0].kv_bytes_per_rank
+        for item in estimate.plan.candidates
+    )
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(PUBLISHED) - {"gemma-3-4b", "llama-4-scout", "qwen3-vl-8b", "falcon-7b"})
+)
+def test_the_estimate_from_a_config_is_the_size_of_the_class(tmp_path, name):
+    folder = tmp_path / "config"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    parts = estimate_parallelism(str(folder), 128, 1).plan.parts
+    keys = keys_of(name)
+    size = 2 * sum(math.prod(shape) for _, shape in keys.values())
+    if not any("lm_head" in key or "embed_out" in key for key in keys):
+        size += PUBLISHED[name]["vocab_size"] * PUBLISHED[name].get("hidden_size", 768) * 2
+    assert sum(part.total for part in parts.values()) == pytest.approx(size, rel=0.01)

@@ -100,7 +100,10 @@ def _is_fused(facts: Facts) -> bool:
 
 
 def _is_plain(facts: Facts) -> bool:
-    """Whether the modeling file's MLP has no gate."""
+    """Whether the MLP has no gate: as declared, else as the modeling file was read."""
+    family = FAMILIES.get(facts.architecture.value)
+    if family is not None:
+        return family.mlp == "plain"
     gated = [item.value["gated"] for item in facts.modeling.findings if item.topic == "activation"]
     return bool(gated) and not any(gated)
 

@@ -73,8 +73,17 @@ def _class_findings(facts: Facts) -> Iterator[Finding]:
     name, model_type = facts.architecture.value, facts.model_type.value
     family = FAMILIES.get(name)
     if family is None:
-        reason = f": {REFUSED[name]}" if name in REFUSED else ""
-        yield "SCOPE-ARCH", f"architecture {name!r} is not supported{reason}", NOT_PORTED
+        reasons = [REFUSED[name]] if name in REFUSED else []
+        nearest = "gpt_oss" if "num_experts" in facts.fields else "llama3"
+        if "vision" in facts.fields:
+            reasons.append(f"a vision tower ({facts.fields['vision'].source})")
+            nearest = "qwen3_vl"
+        if "kv_lora_rank" in facts.fields:
+            reasons.append(f"multi-head latent attention ({facts.fields['kv_lora_rank'].source})")
+            nearest = "deepseek_v32"
+        found = f"architecture {name!r} is not supported{': ' if reasons else ''}{'; '.join(reasons)}"
+        step = f"{NOT_PORTED}, here {nearest}/; 'autoport compute-tp' shows its parallel sizes"
+        yield "SCOPE-ARCH", found, step
     elif family.model_type != model_type:
         found = (
             f"model_type {model_type!r} with architecture {name!r}, which belongs to {family.model_type!r}"
