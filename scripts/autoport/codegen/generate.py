@@ -1,6 +1,7 @@
 """Steps 3 and 4: the model's package (`__init__.py`, `config.py`, `factory.py`, `model.py`) from the plan."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from autoport.codegen.context import architecture_context, own_loaders
 from autoport.codegen.factory import selection_context
@@ -50,12 +51,25 @@ def render_package(plan: Plan, package: str, variants: Sequence[Variant] = (BASE
     Raises:
         Refusal: What the templates cannot express, or a weight map that does not fit the model.
     """
+    context = render_context(plan, package, variants)
+    templates = dict(TEMPLATES)
+    if own_loaders(plan.architecture):
+        templates[WEIGHT_LOADERS] = f"boilerplate/{WEIGHT_LOADERS}.j2"
+    return {name: render_python(template, **context) for name, template in templates.items()}
+
+
+def render_context(plan: Plan, package: str, variants: Sequence[Variant] = (BASE,)) -> dict[str, Any]:
+    """What the templates of the model's package see.
+
+    Raises:
+        Refusal: GEN-WEIGHTS when the weight map does not fit the model.
+    """
     check_plan(plan)
     layered: dict[str, list[WeightEntry]] = {"all": [], "moe": [], "dense": []}
     for entry in plan.weights.entries:
         if "{i}" in entry.parameter:
             layered[entry.layers if plan.architecture.layers.moe else "all"].append(entry)
-    context = (
+    return (
         {
             "name": plan.name,
             "prefix": plan.class_prefix,
@@ -79,7 +93,3 @@ def render_package(plan: Plan, package: str, variants: Sequence[Variant] = (BASE
         | architecture_context(plan.architecture)
         | selection_context(variants)
     )
-    templates = dict(TEMPLATES)
-    if own_loaders(plan.architecture):
-        templates[WEIGHT_LOADERS] = f"boilerplate/{WEIGHT_LOADERS}.j2"
-    return {name: render_python(template, **context) for name, template in templates.items()}

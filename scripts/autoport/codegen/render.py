@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
@@ -154,7 +154,15 @@ def _only_checked(value: Any) -> Any:
 
 @functools.cache
 def environment() -> SandboxedEnvironment:
-    env = SandboxedEnvironment(
+    return make_environment(SandboxedEnvironment)
+
+
+Kind = TypeVar("Kind", bound=SandboxedEnvironment)
+
+
+def make_environment(kind: type[Kind]) -> Kind:
+    """An environment with the filters and rules of generated code."""
+    env = kind(
         loader=jinja2.FileSystemLoader(templates_dir()),
         undefined=jinja2.StrictUndefined,
         autoescape=False,
@@ -191,7 +199,11 @@ def render_python(template: str, **context: Any) -> str:
     Raises:
         Refusal: GEN-SYNTAX when the text is not Python, and what `render` refuses.
     """
-    text = render(template, **context)
+    return finish_python(render(template, **context), template)
+
+
+def finish_python(text: str, template: str) -> str:
+    """What `render_python` does after rendering."""
     try:
         ast.parse(text)
     except (SyntaxError, ValueError) as error:
