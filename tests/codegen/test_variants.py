@@ -192,7 +192,7 @@ def test_nothing_is_written_when_something_is_wrong(workspace: Workspace) -> Non
     with pytest.raises(Refusal, match="VAR-MODEL"):
         run(Port(workspace, "absent"), declare("fp8"))
     (workspace.model_dir("llama3") / "model_own.py").write_text("mine = 1\n")
-    with pytest.raises(Refusal, match="PORT-EDITED"):
+    with pytest.raises(Refusal, match="PORT-FOREIGN"):
         run(Port(workspace, "llama3"), declare("own", default_on=("trn3",)))
     (workspace.model_dir("llama3") / "model_own.py").unlink()
     assert contents(workspace) == before

@@ -56,7 +56,7 @@ def command(
         require=tuple(map(parse_condition, require)),
     )
     port = Port(Workspace.find(workspace), model)
-    with port.workspace.lock(f"port-{model}"):
+    with port.lock():
         added = run(port, declared)
     if as_json:
         print_json(added)

@@ -1,6 +1,9 @@
 """`autoport prove`: the proof on the CPU."""
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from autoport.cli.arguments import AsJson, Name, TpSizes, WorkspacePath
 
@@ -9,10 +12,30 @@ def command(
     name: Name,
     workspace: WorkspacePath = Path(),
     tp: TpSizes = [],
+    variant: Annotated[
+        str, typer.Option("--variant", metavar="VARIANT", help="Prove this implementation, e.g. fp8.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Prove the port on the CPU: a tiny twin on the simulator against the Hugging Face class."""
     from autoport.cli.steps import run_single
     from autoport.port import Options
 
+    if variant:
+        prove_variant(name, workspace, variant, tp, as_json)
     run_single("prove", name, workspace, Options(tp_sizes=tp), as_json)
+
+
+def prove_variant(name: str, workspace: Path, variant: str, tp: list[int], as_json: bool) -> None:
+    from autoport.cli.output import EXIT_CODES, print_json, working
+    from autoport.validation.variant_proof import run
+    from autoport.workspace import Port, Workspace
+
+    port = Port(Workspace.find(workspace), name)
+    with port.lock(), working(f"Proof of {variant} ..."):
+        outcome = run(port, variant, tp)
+    if as_json:
+        print_json(outcome)
+    else:
+        print(f"{variant}: {outcome.summary}")
+    raise typer.Exit(EXIT_CODES[outcome.status])

@@ -47,8 +47,7 @@ def run(port: Port, variant: Variant) -> Added:
     The model's ``__init__.py`` and the registry are not touched. A factory that a person edited keeps the edits.
 
     Raises:
-        Refusal: VAR-MODEL, VAR-DECLARATION, VAR-SYNTAX, VAR-LAYOUT, VAR-BASE; PORT-EDITED for a file that exists
-            already and is another.
+        Refusal: VAR-MODEL, VAR-DECLARATION, VAR-SYNTAX, VAR-LAYOUT, VAR-BASE; what `Port.write_files` refuses.
     """
     workspace, model = port.workspace, port.name
     folder = workspace.model_dir(model)
@@ -67,7 +66,7 @@ def run(port: Port, variant: Variant) -> Added:
     ours = port.file_status(factory_path) == "ours"
     if ours:
         files[factory_path] = edited
-    changed = port.write_files("add-variant", files)
+    changed = port.write_files("add-variant", files).changed
     if not ours and edited != factory:
         write_atomic(folder / "factory.py", edited.encode())
         changed = sorted([*changed, factory_path])

@@ -31,11 +31,18 @@ class Reference(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What every run is compared with: the twin's config and checkpoint, and the reference's logits."""
+    """What every run is compared with: the twin's config and checkpoint, and the reference's logits.
+
+    Attributes:
+        error_limit: Limit of the relative error in float32.
+        sections: Whether a red run looks for the first section that differs.
+    """
 
     config: dict[str, Any]
     checkpoint: Path
     reference: Reference
+    error_limit: float = RELATIVE_ERROR_LIMIT
+    sections: bool = True
 
 
 def prepare(facts: Facts, state_dir: Path) -> Prepared:
@@ -79,7 +86,7 @@ def prove(
         reference=subject.factory,
         twin=prepared.config,
         seed=SEED,
-        max_relative_error_limit=RELATIVE_ERROR_LIMIT,
+        max_relative_error_limit=prepared.error_limit,
         r_ratio_limit=R_LIMIT,
         runs=runs,
         not_run=not_run,
@@ -125,7 +132,10 @@ def prove_run(subject: Subject, prepared: Prepared, tp_size: int, dtype: Dtype, 
     except ranks.RankError as error:
         failure, log = error.error, error.log
     else:
-        phases = [compare(phase, dtype, observed.logits, prepared.reference) for phase in PHASES]
+        phases = [
+            compare(phase, dtype, observed.logits, prepared.reference, prepared.error_limit)
+            for phase in PHASES
+        ]
         failure = "; ".join(phase.failure for phase in phases if phase.failure)
         failure = failure or _hardware_failure(observed)
     sections, diverges = _sections(subject, prepared, tp_size, dtype, phases, log_dir)
@@ -153,7 +163,7 @@ def _sections(
 ) -> tuple[list[SectionError], SectionError | None]:
     """The sections of the first red phase, and the first one that differs."""
     red = next((phase for phase in phases if phase.failure), None)
-    if red is None:
+    if red is None or not prepared.sections:
         return [], None
     try:
         sections = divergence.find(
@@ -172,7 +182,11 @@ def _sections(
 
 
 def compare(
-    phase: str, dtype: Dtype, observed: "dict[tuple[str, str], torch.Tensor]", expected: Reference
+    phase: str,
+    dtype: Dtype,
+    observed: "dict[tuple[str, str], torch.Tensor]",
+    expected: Reference,
+    limit: float = RELATIVE_ERROR_LIMIT,
 ) -> PhaseProof:
     """Judge one phase: in float32 by error and greedy tokens, in bfloat16 by R."""
     import torch
@@ -205,8 +219,8 @@ def compare(
                 f"R {'not finite' if ratio.value is None else f'{ratio.value:.2f}'}, limit {R_LIMIT}"
             )
     else:
-        if error > RELATIVE_ERROR_LIMIT:
-            failures.append(f"relative error {error:.1e} at {where}, limit {RELATIVE_ERROR_LIMIT:.0e}")
+        if error > limit:
+            failures.append(f"relative error {error:.1e} at {where}, limit {limit:.0e}")
         if differ:
             failures.append(f"{differ} of {len(sampled)} greedy tokens differ")
     return PhaseProof(

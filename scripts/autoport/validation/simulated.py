@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,12 +39,21 @@ DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """The port that is run: `factory` is the class that ``<package>.model.<name>`` exports."""
+    """The port that is run: `factory` is the class that ``<package>.model.<name>`` exports.
+
+    Attributes:
+        platform: What the simulator stands for; empty for its default.
+        config: Attributes that are added to the Hugging Face config.
+        module: Module of the implementation that the factory has to select; empty for any.
+    """
 
     workspace: str
     package: str
     name: str
     factory: str
+    platform: str = ""
+    config: dict[str, Any] = {}
+    module: str = ""
 
 
 class SimulatedRun(NamedTuple):
@@ -194,6 +204,8 @@ def activate_port(rank: Rank, subject: Subject) -> None:
     from vllm_neuron.simulator.activate import activate
     from vllm_neuron.simulator.overlay import overlay
 
+    if subject.platform:
+        os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = subject.platform
     activate(rank.size, rank.index, rank.init_file)
     overlay(subject.workspace, subject.package)
 
@@ -211,6 +223,8 @@ def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -
     factory = getattr(importlib.import_module(f"{subject.package}.model.{subject.name}"), subject.factory)
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     config.dtype = getattr(torch, dtype)
+    for attribute, value in subject.config.items():
+        setattr(config, attribute, value)
     defaults: dict[str, Any] = {
         "neuron_config": {"on_device_sampling_config": None},
         "max_model_len": scenario.SINGLE_SHOT_MODEL_LEN,
@@ -219,7 +233,11 @@ def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -
         "block_size": scenario.BLOCK_SIZE,
         "num_blocks": scenario.NUM_BLOCKS,
     }
-    return Harness(factory, config, checkpoint, dtype=config.dtype, **(defaults | options))
+    harness = Harness(factory, config, checkpoint, dtype=config.dtype, **(defaults | options))
+    selected = type(harness.model).__module__.rpartition(".")[2]
+    if subject.module and selected != subject.module:
+        raise ValueError(f"the factory selects {selected}.py, not {subject.module}.py")
+    return harness
 
 
 @contextlib.contextmanager

@@ -1,0 +1,123 @@
+"""Variants of ports, proven on twins that are stored in their format, and red for what reads it wrongly."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from autoport.codegen.add_variant import declare
+from autoport.codegen.add_variant import run as add_variant
+from autoport.errors import Refusal
+from autoport.port import Options, run_step
+from autoport.schema import Proof
+from autoport.validation.quantize import restore, store
+from autoport.validation.twin import build
+from autoport.validation.variant_proof import run
+from autoport.workspace import Port, Workspace
+from test_expert_proofs import CONFIGS, SMALL
+
+LLAMA = SMALL | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+GPT_OSS = SMALL | CONFIGS["gpt_oss"] | {"model_type": "gpt_oss"}
+
+
+def ported(folder: Path, config: dict) -> Port:
+    source = build(config, folder / "source", seed=1)
+    port = Port(Workspace.create(folder / "workspace"), "subject", str(source))
+    for step in ("research", "analyze", "generate"):
+        run_step(port, step, Options(dry_run=True))
+    return port
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("variants")
+    port = ported(folder, LLAMA)
+    add_variant(port, declare("fp8"))
+    add_variant(port, declare("int8", platforms=("trn3",)))
+    yield port
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("variants")
+    port = ported(folder, GPT_OSS)
+    add_variant(port, declare("mxfp4", default_on=("trn3",)))
+    yield port
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "tp_size"), [("llama", "fp8", 2), ("llama", "int8", 1), ("gpt_oss", "mxfp4", 2)]
+)
+def test_a_quantized_variant_is_proven(request, name: str, variant: str, tp_size: int) -> None:
+    port: Port = request.getfixturevalue(name)
+    outcome = run(port, variant, [tp_size])
+    proof: Proof = outcome.data
+    assert outcome.status == "done", outcome.summary
+    assert [run.dtype for run in proof.runs] == ["float32", "bfloat16"]
+    assert f"{variant} changes the reference's logits by" in outcome.summary
+    assert port.has_state(f"proof_{variant}.json")
+
+
+def broken(port: Port, module: str, change: Callable[[str], str]) -> str:
+    """Verdict of the variant when its file is changed."""
+    path = port.workspace.model_dir("subject") / f"{module}.py"
+    text = path.read_text()
+    path.write_text(change(text))
+    assert path.read_text() != text
+    try:
+        outcome = run(port, module.removeprefix("model_"), [1])
+    finally:
+        path.write_text(text)
+    assert outcome.status == "red"
+    return outcome.summary
+
+
+def test_faults_of_reading_are_red(llama: Port, gpt_oss: Port) -> None:
+    assert "prefill" in broken(llama, "model_fp8", lambda text: text.replace("values * ", "values * 1.01 * "))
+    no_scales = broken(llama, "model_int8", lambda text: text.replace('"_scale")', '"_scales")'))
+    assert "torch.int8 and have no scales" in no_scales
+    assert "prefill" in broken(
+        gpt_oss,
+        "model_mxfp4",
+        lambda text: text.replace("(blocks & 0x0F, blocks >> 4)", "(blocks >> 4, blocks & 0x0F)"),
+    )
+
+
+def test_the_selected_implementation_is_the_one_that_is_proven(llama: Port) -> None:
+    factory = llama.workspace.model_dir("subject") / "factory.py"
+    text = factory.read_text()
+    factory.write_text(text.replace("from .model_fp8 import", "from .model_int8 import"))
+    try:
+        assert "the factory selects model_int8.py, not model_fp8.py" in run(llama, "fp8", [1]).summary
+    finally:
+        factory.write_text(text)
+
+
+def test_what_cannot_be_proven(llama: Port) -> None:
+    with pytest.raises(Refusal, match="VAR-UNKNOWN"):
+        run(llama, "mxfp4", [1])
+    add_variant(llama, declare("mxfp4"))
+    with pytest.raises(Refusal, match="PROOF-FORMAT"):
+        run(llama, "mxfp4", [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "shape", "limit"),
+    [
+        ("fp8", "model.layers.0.mlp.up_proj.weight", (64, 96), 2**-4),
+        ("int8", "model.layers.0.mlp.up_proj.weight", (64, 96), 0.5 / 127),
+        ("mxfp4", "model.layers.0.mlp.experts.down_proj", (2, 64, 48), 2**-2),
+    ],
+)
+def test_stored_values_are_near_the_original_ones(
+    name: str, key: str, shape: tuple[int, ...], limit: float
+) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    error = (restore(name, key, store(name, key, weight)) - weight).abs()
+    # fp8 rounds by half the last bit of each value; the others by a share of the largest: int8 by half a step,
+    # FP4 by all that is between 6 and 8.
+    scale = weight.abs().clamp(min=0.1) if name == "fp8" else weight.abs().amax()
+    assert 0 < (error / scale).max() <= limit
