@@ -215,7 +215,7 @@ def _inputs(port: Port, item: str) -> list[Path]:
         written = (port.workspace.root / path for path in port.manifest.files)
         return sorted(path for path in written if path.exists())
     if item == "registry":
-        return [port.workspace.registry_path]
+        return list(dict.fromkeys((port.workspace.registry_path, port.workspace.registration_path)))
     if item == "checklists":
         return sorted(checklists_dir().glob("*.yaml"))
     return [port.state_dir / item]

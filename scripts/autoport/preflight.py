@@ -54,12 +54,16 @@ def _sizes_of_no_twin(options: "Options") -> list[Problem]:
 
 
 def _registry(port: Port, options: "Options") -> None:
-    from autoport.codegen import register
+    from autoport.codegen import out_of_tree, register
+    from autoport.package_workspace import PackageWorkspace
     from autoport.schema import Facts
 
     facts = port.read_state("facts.json", Facts, "research")
-    if not register.stays_out(port, options):
-        register.edited(port, str(facts.architecture.value), options.replace_row)
+    architecture = str(facts.architecture.value)
+    if isinstance(port.workspace, PackageWorkspace):
+        out_of_tree.check_free(port.workspace, architecture)
+    elif not register.stays_out(port, options):
+        register.edited(port, architecture, options.replace_row)
 
 
 def _sizes_of_the_plan(port: Port, options: "Options") -> None:

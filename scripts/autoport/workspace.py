@@ -142,15 +142,20 @@ class Workspace:
     Attributes:
         root: Absolute path of the checkout.
         package: Name of the plugin's package in it.
+        plugin_root: Folder that holds the plugin's package; the checkout itself, unless it is a
+            `autoport.package_workspace.PackageWorkspace`.
     """
 
     def __init__(self, root: Path, package: str):
         self.root = root
         self.package = package
+        self.plugin_root = root
 
     @classmethod
     def find(cls, path: str | os.PathLike[str], writable: bool = True) -> "Workspace":
-        """Look for the plugin's package in `path`; nothing is imported.
+        """Look for the plugin's package in `path`, or for a package that was made out of tree.
+
+        Nothing is imported.
 
         Args:
             writable: Refuse a folder that cannot be written.
@@ -158,17 +163,22 @@ class Workspace:
         Raises:
             Refusal: WS-MISSING when the folder or the package is not there, WS-WRITE when it is read-only.
         """
+        from autoport.package_workspace import PackageWorkspace
+
         root = Path(path).expanduser().resolve()
-        for package in PACKAGES:
-            if (root / package / "model").is_dir() and (root / package / "__init__.py").is_file():
-                if writable and not os.access(root, os.W_OK):
-                    raise refuse(
-                        "WS-WRITE",
-                        "the workspace is not writable",
-                        root,
-                        "change its permissions or pass another --workspace",
-                    )
-                return cls(root, package)
+        out_of_tree = (root / PackageWorkspace.RECORD).is_file()
+        package = "" if out_of_tree else plugin_package(root)
+        if writable and (out_of_tree or package) and not os.access(root, os.W_OK):
+            raise refuse(
+                "WS-WRITE",
+                "the workspace is not writable",
+                root,
+                "change its permissions or pass another --workspace",
+            )
+        if out_of_tree:
+            return PackageWorkspace.load(root)
+        if package:
+            return cls(root, package)
         raise refuse(
             "WS-MISSING",
             "no vllm_neuron/ or private_vllm_neuron/ package with a model/ folder",
@@ -199,10 +209,30 @@ class Workspace:
 
     @property
     def registry_path(self) -> Path:
-        return self.root / self.package / "model" / "registry.py"
+        """The plugin's registry."""
+        return self.plugin_root / self.package / "model" / "registry.py"
+
+    @property
+    def registration_path(self) -> Path:
+        """The file in which Step 5 registers a port."""
+        return self.registry_path
+
+    def model_module(self, name: str) -> str:
+        """Dotted name of the package of a model."""
+        return f"{self.package}.model.{name}"
 
     def model_dir(self, name: str) -> Path:
-        return self.root / self.package / "model" / name
+        return self.root.joinpath(*self.model_module(name).split("."))
+
+    def readme(self, name: str) -> str:
+        """Path of the model's README below the workspace; likewise `run_script` and `logit_test`."""
+        return f"{self.package}/model/{name}/README.md"
+
+    def run_script(self, name: str) -> str:
+        return f"examples/vllm_neuron/models/{name}/run.py"
+
+    def logit_test(self, name: str) -> str:
+        return f"test/vllm_neuron/model/{name}/bf16/e2e/test_logits.py"
 
     def ports(self) -> list[str]:
         """Names of the ports that were started here."""
@@ -235,6 +265,12 @@ def _locked(path: Path) -> TextIO:
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 return file
         file.close()
+
+
+def plugin_package(root: Path) -> str:
+    """Name of the plugin's package in a folder, empty when it has none."""
+    found = (p for p in PACKAGES if (root / p / "model").is_dir() and (root / p / "__init__.py").is_file())
+    return next(found, "")
 
 
 EMPTY_REGISTRY = '''\

@@ -151,14 +151,14 @@ def test_a_red_smoke_test(port, backend, kind, rule, found):
 
 
 def test_a_run_that_hangs_is_ended(port, backend):
-    script = port.workspace.root / smoke.run_script("yi")
+    script = port.workspace.root / port.workspace.run_script("yi")
     script.write_text("import time\ntime.sleep(300)\n")
     result = smoke.smoke(port, msgspec.structs.replace(backend(), start_seconds=1.0))
     assert "not done in 1 s" in result.checks[0].found
 
 
 def test_without_run_py(port, backend):
-    (port.workspace.root / smoke.run_script("yi")).unlink()
+    (port.workspace.root / port.workspace.run_script("yi")).unlink()
     with pytest.raises(Refusal, match=r"PORT-ORDER.*autoport document yi"):
         smoke.smoke(port, backend())
 

@@ -27,7 +27,7 @@ from autoport.errors import Refusal
 if TYPE_CHECKING:
     from autoport.port import Options, StepResult
     from autoport.schema import Override, Section
-    from autoport.workspace import Port
+    from autoport.workspace import Port, Workspace
 
 
 def command(
@@ -39,6 +39,10 @@ def command(
         ),
     ] = "",
     workspace: WorkspacePath = Path(),
+    out_of_tree: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a package of its own there; the checkout is only read."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="No Trainium: prove the port on the CPU.")
     ] = False,
@@ -70,7 +74,7 @@ def command(
     from autoport.cli.output import EXIT_CODES, note, print_json, report_steps
     from autoport.cli.review import report_findings
     from autoport.port import STEPS, Options, StepResult, next_step, require_device
-    from autoport.workspace import Port, Workspace
+    from autoport.workspace import Port
 
     options = Options(
         dry_run=dry_run,
@@ -89,7 +93,7 @@ def command(
         tp_sizes=tp,
     )
     require_device(options)
-    port = Port(Workspace.find(workspace), name, source, new_source=force or keep_edited)
+    port = Port(_place(workspace, out_of_tree, name), name, source, new_source=force or keep_edited)
     results: list[StepResult] = []
     with port.lock():
         decisions.record(port, decisions.parse_overrides(overrides, f"{decisions.user()} with --set"))
@@ -120,6 +124,18 @@ def command(
 def _status(results: Sequence["StepResult"]) -> str:
     """The status of the last step, as the exit code says it: ``done``, ``red`` or ``waiting``."""
     return "done" if results[-1].status == "kept" else results[-1].status
+
+
+def _place(workspace: Path, out_of_tree: Path | None, name: str) -> "Workspace":
+    """Where the port is written."""
+    from autoport.package_workspace import PackageWorkspace
+    from autoport.workspace import Workspace, plugin_package
+
+    if out_of_tree is None:
+        return Workspace.find(workspace)
+    # The current folder is the default of --workspace, and need not be a checkout here.
+    plugin = workspace if workspace != Path() or plugin_package(workspace.resolve()) else None
+    return PackageWorkspace.open(out_of_tree, name, plugin)
 
 
 def _same_command(port: "Port", options: "Options") -> str:

@@ -1,6 +1,7 @@
 """Step 6: the example script, the results file, the model's README and the logit test."""
 
 import math
+import posixpath
 from collections.abc import Mapping
 
 from autoport.codegen.features import (
@@ -13,6 +14,7 @@ from autoport.codegen.features import (
     model_hash,
     tp_sizes,
 )
+from autoport.codegen.out_of_tree import distribution
 from autoport.codegen.render import render, render_python
 from autoport.codegen.results import Measured, current_sections, keep_section
 from autoport.port import Options, Outcome
@@ -34,20 +36,18 @@ def run(port: Port, options: Options) -> Outcome:
 
 def documents(port: Port, plan: Plan) -> dict[str, str]:
     """Everything but the README: text by path below the workspace."""
-    example = f"examples/vllm_neuron/models/{port.name}"
+    script, logit_test = port.workspace.run_script(port.name), port.workspace.logit_test(port.name)
     context = _context(port, plan) | {"sections": current_sections(port)}
     return {
-        f"{example}/run.py": render_python("docs/run.py.j2", **context),
-        f"{example}/results/results.md": render("docs/results.md.j2", **context),
-        f"test/vllm_neuron/model/{port.name}/bf16/e2e/test_logits.py": render_python(
-            "tests/test_logits.py.j2", **context
-        ),
+        script: render_python("docs/run.py.j2", **context),
+        f"{posixpath.dirname(script)}/results/results.md": render("docs/results.md.j2", **context),
+        logit_test: render_python("tests/test_logits.py.j2", **context),
     }
 
 
 def readme(port: Port, plan: Plan) -> dict[str, str]:
     """The README's text by its path below the workspace."""
-    path = f"{port.workspace.package}/model/{port.name}/README.md"
+    path = port.workspace.readme(port.name)
     context = _context(port, plan) | {
         "arch": plan.architecture,
         "rope": _rope_text(plan),
@@ -117,6 +117,9 @@ def _context(port: Port, plan: Plan) -> dict[str, object]:
         "hf_name": plan.architecture.hf_name,
         "tp_size": tp_size,
         "max_model_len": model_len(EXAMPLE_MODEL_LEN, longest, tp_size),
+        "run_script": port.workspace.run_script(port.name),
+        "logit_test": port.workspace.logit_test(port.name),
+        "distribution": distribution(port.workspace),
         "logit_test_model_len": model_len(LOGIT_TEST_MODEL_LEN, longest, tp_size),
     }
 

@@ -5,8 +5,10 @@ from typing import Any
 
 from autoport.codegen.context import architecture_context, own_loaders
 from autoport.codegen.factory import selection_context
+from autoport.codegen.out_of_tree import own_files
 from autoport.codegen.render import render_python
 from autoport.codegen.support import check_plan
+from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, Outcome
 from autoport.schema import Plan, WeightEntry
 from autoport.variants import BASE, Variant, read_variants
@@ -24,13 +26,15 @@ WEIGHT_LOADERS = "weight_loaders.py"  # only for a model that needs loaders of i
 def run(port: Port, options: Options) -> Outcome:
     """Write the model's package; for edited files see `Port.write_files`."""
     plan = port.read_state("plan.json", Plan, "analyze")
-    package, variants = port.workspace.package, read_variants(port.workspace, port.name)
-    files = {
-        f"{package}/model/{port.name}/{name}": text
-        for name, text in render_package(plan, package, variants).items()
-    }
+    workspace, variants = port.workspace, read_variants(port.workspace, port.name)
+    texts = render_package(plan, workspace.package, variants)
+    if isinstance(workspace, PackageWorkspace):
+        del texts["__init__.py"]
+        texts |= own_files(workspace, plan, texts)
+    folder = workspace.model_dir(port.name).relative_to(workspace.root).as_posix()
+    files = {f"{folder}/{name}": text for name, text in texts.items()}
     written = port.write_files("generate", files, options.force, options.keep_edited)
-    lines = files[f"{package}/model/{port.name}/model.py"].count("\n")
+    lines = texts["model.py"].count("\n")
     return Outcome(
         "done",
         f"{len(files)} files, model.py: {lines} lines{written}",

@@ -1,8 +1,10 @@
 """Step 5: the architecture's row in the plugin's `registry.py`."""
 
+from autoport.codegen import out_of_tree
 from autoport.codegen.registry_edit import Row, add_row, row_origins
 from autoport.codegen.render import identifier
 from autoport.errors import Problem, Refusal, refuse
+from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, Outcome
 from autoport.schema import Plan
 from autoport.workspace import Port, class_prefix, write_atomic
@@ -11,11 +13,15 @@ from autoport.workspace import Port, class_prefix, write_atomic
 def run(port: Port, options: Options) -> Outcome:
     """Add the row and its import, unless the user left the architecture to another model.
 
+    For a package out of tree, write its entry point instead.
+
     Raises:
         Refusal: What `edited` refuses; PORT-ORDER; REG-CHANGED when the file changes meanwhile.
     """
     architecture = port.read_state("plan.json", Plan, "analyze").architecture.hf_name
     path = port.workspace.registry_path
+    if isinstance(port.workspace, PackageWorkspace):
+        return out_of_tree.register(port, port.workspace, architecture, options)
     port.manifest.unregistered = stays_out(port, options)
     if port.manifest.unregistered:
         origin = registered_from(port, architecture)
@@ -73,6 +79,11 @@ def edited(port: Port, architecture: str, replace_row: bool) -> tuple[bytes, byt
 
 def registered_from(port: Port, architecture: str) -> str:
     """Where the class of the architecture's row comes from, ``".llama3:LlamaForCausalLM"``; empty without a row."""
+    workspace = port.workspace
+    if isinstance(workspace, PackageWorkspace):
+        if architecture in out_of_tree.registered_architectures(workspace):
+            return f"the plugin {workspace.plugin_root}"
+        return f".{port.name}:{architecture}" if workspace.registration_path.is_file() else ""
     try:
         text = port.workspace.registry_path.read_text(encoding="utf-8")
         return row_origins(text).get(architecture, "")

@@ -6,6 +6,7 @@ filters here, each of which quotes the value or checks it; printing anything els
 
 import ast
 import functools
+import json
 import keyword
 import math
 import re
@@ -137,13 +138,19 @@ def shell(value: Any) -> Checked:
     return Checked(shlex.quote("".join(char for char in str(value) if char.isprintable())))
 
 
+def toml(value: Any) -> Checked:
+    """A TOML string; what is not printable is left out."""
+    printable = "".join(char for char in str(value) if char.isprintable())
+    return Checked(json.dumps(printable, ensure_ascii=False))
+
+
 def comment(value: Any) -> Checked:
     """Words for a comment or docstring: quotes, backslashes and line breaks become spaces."""
     line = " ".join(re.sub(r"[\"'\\]", " ", str(value)).split())
     return Checked("".join(char for char in line if char.isprintable()))
 
 
-FILTERS = (py, identifier, weight_name, weight_keys, reading, markdown, code_span, shell, comment)
+FILTERS = (py, identifier, weight_name, weight_keys, reading, markdown, code_span, shell, toml, comment)
 
 
 def _only_checked(value: Any) -> Any:

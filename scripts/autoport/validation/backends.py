@@ -13,6 +13,8 @@ import msgspec
 
 from autoport.doctor import devices
 from autoport.errors import Problem, Refusal
+from autoport.package_workspace import PLUGIN_GROUP as GENERAL_GROUP
+from autoport.package_workspace import PackageWorkspace
 from autoport.resources import simulator_dir
 from autoport.validation.ranks import INSTALL
 from autoport.workspace import Workspace, installed
@@ -74,6 +76,10 @@ def environment(name: BackendName, workspace: Workspace, expert_parallel: bool) 
             from vllm_neuron.simulator.process import environment as simulated
         finally:
             sys.path.pop()
+        if isinstance(workspace, PackageWorkspace):
+            return simulated(
+                None, workspace.package, {workspace.module: str(workspace.development_install())}
+            )
         return simulated(workspace.root, workspace.package)
     variables = {"NEURON_SKIP_EFA_AFFINITY": "1"}
     if expert_parallel:
@@ -125,7 +131,7 @@ def unavailable(name: BackendName, workspace: Workspace) -> list[Problem]:
 
 def _plugin_problems(name: BackendName, workspace: Workspace) -> list[Problem]:
     """The workspace has to be the real plugin's checkout, and vLLM has to know the plugin."""
-    init = workspace.root / workspace.package / "__init__.py"
+    init = workspace.plugin_root / workspace.package / "__init__.py"
     if "__simulator__" in init.read_text(errors="replace"):
         return [
             Problem(
@@ -135,17 +141,24 @@ def _plugin_problems(name: BackendName, workspace: Workspace) -> list[Problem]:
                 "pass the plugin's checkout with --workspace, or --on simulator",
             )
         ]
+    problems = []
+    if isinstance(workspace, PackageWorkspace) and workspace.module not in {
+        entry.name for entry in importlib.metadata.entry_points(group=GENERAL_GROUP)
+    }:
+        text = f"{name}: the port's package {workspace.distribution} is not installed"
+        where = f"entry points {GENERAL_GROUP} of {sys.executable}"
+        problems.append(Problem("BACKEND", text, where, f"python -m pip install {workspace.root}"))
     entries = importlib.metadata.entry_points(group=PLUGIN_GROUP)
     if not any(entry.value.split(":")[0].split(".")[0] == workspace.package for entry in entries):
-        return [
+        problems.append(
             Problem(
                 "BACKEND",
                 f"{name}: no installed package gives vLLM the platform of {workspace.package}",
                 f"entry points {PLUGIN_GROUP} of {sys.executable}",
                 INSTALL_PLUGIN,
             )
-        ]
-    return []
+        )
+    return problems
 
 
 def _import_problems(name: BackendName, workspace: Workspace) -> list[Problem]:

@@ -39,12 +39,15 @@ DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """The port that is run: `factory` is the class that ``<package>.model.<name>`` exports.
+    """The port that is run.
 
     Attributes:
+        workspace: Folder that contains the plugin's package or, for a port out of tree, the port's own.
+        factory: Class that ``<package>.model.<name>`` exports.
         platform: What the simulator stands for; empty for its default.
         config: Attributes that are added to the Hugging Face config.
         module: Module of the implementation that the factory has to select; empty for any.
+        out_of_tree: Import name of a port out of tree, else empty.
     """
 
     workspace: str
@@ -54,6 +57,7 @@ class Subject(msgspec.Struct, frozen=True):
     platform: str = ""
     config: dict[str, Any] = {}
     module: str = ""
+    out_of_tree: str = ""
 
 
 class SimulatedRun(NamedTuple):
@@ -202,12 +206,15 @@ def _sampled(
 def activate_port(rank: Rank, subject: Subject) -> None:
     """Make this process a rank of the simulator, with the workspace's models laid over the simulator's."""
     from vllm_neuron.simulator.activate import activate
-    from vllm_neuron.simulator.overlay import overlay
+    from vllm_neuron.simulator.overlay import overlay, overlay_package
 
     if subject.platform:
         os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = subject.platform
     activate(rank.size, rank.index, rank.init_file)
-    overlay(subject.workspace, subject.package)
+    if subject.out_of_tree:
+        overlay_package(subject.workspace, subject.out_of_tree, subject.package)
+    else:
+        overlay(subject.workspace, subject.package)
 
 
 def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -> "Harness":
@@ -220,7 +227,10 @@ def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -
     from transformers import AutoConfig
     from vllm_neuron.simulator.harness import Harness
 
-    factory = getattr(importlib.import_module(f"{subject.package}.model.{subject.name}"), subject.factory)
+    home = f"{subject.package}.model.{subject.name}"
+    if subject.out_of_tree:
+        home = f"{subject.out_of_tree}.factory"
+    factory = getattr(importlib.import_module(home), subject.factory)
     config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     config.dtype = getattr(torch, dtype)
     for attribute, value in subject.config.items():

@@ -70,7 +70,7 @@ def smoke(port: Port, backend: Backend, tp_size: int | None = None) -> Smoke:
     Raises:
         Refusal: PORT-ORDER when run.py is missing, what `choose` refuses, WS-WRITE.
     """
-    script = port.workspace.root / run_script(port.name)
+    script = port.workspace.root / port.workspace.run_script(port.name)
     if not script.is_file():
         raise refuse("PORT-ORDER", "run.py is missing", script, f"run 'autoport document {port.name}' first")
     chosen = choose(port, backend, tp_size, "bfloat16")
@@ -78,7 +78,7 @@ def smoke(port: Port, backend: Backend, tp_size: int | None = None) -> Smoke:
     log = port.state_dir / FOLDER / "smoke.log"
     record = port.state_dir / FOLDER / "smoke-record.json"
     record.unlink(missing_ok=True)
-    command = ["python", run_script(port.name), *arguments]
+    command = ["python", port.workspace.run_script(port.name), *arguments]
     recorder = ["-m", "autoport.validation.smoke_recorder", str(record), str(script), *arguments]
     started = time.monotonic()
     folder = run_folder(port, backend)
@@ -122,11 +122,6 @@ def feature_results(result: Smoke, known: Mapping[str, FeatureResult]) -> dict[s
     return {row: FeatureResult(True, note) for row in rows if result.on != "simulator" or row not in known}
 
 
-def run_script(name: str) -> str:
-    """Path of the port's run.py below the workspace."""
-    return f"examples/vllm_neuron/models/{name}/run.py"
-
-
 def run_arguments(port: Port, backend: Backend, chosen: Chosen) -> list[str]:
     """Arguments of run.py; none where its own defaults are right."""
     arguments = []
@@ -145,7 +140,7 @@ def run_arguments(port: Port, backend: Backend, chosen: Chosen) -> list[str]:
 def device_command(port: Port) -> str:
     """What Step 8 runs on a trn2 instance, from the workspace's folder."""
     variables = environment("trn2", port.workspace, needs_expert_parallel(port))
-    return command_line(variables, ["python", run_script(port.name)])
+    return command_line(variables, ["python", port.workspace.run_script(port.name)])
 
 
 def needs_expert_parallel(port: Port) -> bool:

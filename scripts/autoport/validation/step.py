@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from autoport.codegen.document import record_results
 from autoport.codegen.features import FeatureResult
 from autoport.errors import Problem, Refusal, refuse
+from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, Outcome
 from autoport.schema import Facts, Plan, Proof, ProofRun, TpCandidate, TpPlan
 from autoport.validation.prove import prepare, prove
@@ -40,6 +41,7 @@ def run(port: Port, options: Options) -> Outcome:
         package=port.workspace.package,
         name=port.name,
         factory=plan.architecture.hf_name,
+        out_of_tree=port.workspace.module if isinstance(port.workspace, PackageWorkspace) else "",
     )
     (port.state_dir / "proof.json").unlink(missing_ok=True)
     prepared = prepare(facts, port.state_dir)

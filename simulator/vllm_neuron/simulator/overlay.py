@@ -36,14 +36,32 @@ def overlay(workspace_root: str | Path, package: str) -> None:
             f"vllm_neuron was imported from the workspace {root}; put the simulator first on sys.path"
         )
     remove_overlay()
-    sys.meta_path.insert(0, _WorkspaceFinder(root / package / "model"))
+    sys.meta_path.insert(0, _WorkspaceFinder(root / package / "model", MODELS))
+    alias_package(package)
+
+
+def overlay_package(folder: str | Path, module: str, package: str) -> None:
+    """Make a package outside the plugin importable, in place of any earlier workspace.
+
+    Args:
+        folder: Folder that contains the package.
+        module: Its import name.
+        package: What it imports the plugin as, ``"vllm_neuron"`` or ``"private_vllm_neuron"``.
+    """
+    remove_overlay()
+    sys.meta_path.insert(0, _WorkspaceFinder(Path(folder).resolve(), "", only=module))
+    alias_package(package)
+
+
+def alias_package(package: str) -> None:
+    """Let the plugin be imported under its other name, too."""
     if package != "vllm_neuron":
         sys.meta_path.insert(0, _AliasFinder(package))
 
 
 def current_overlay() -> tuple[Path, str] | None:
     """Root and package of the workspace that is laid over the simulator, None when there is none."""
-    finders = [finder for finder in sys.meta_path if isinstance(finder, _WorkspaceFinder)]
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _WorkspaceFinder) and not finder.only]
     return (finders[0].folder.parents[1], finders[0].folder.parent.name) if finders else None
 
 
@@ -53,6 +71,8 @@ def remove_overlay() -> None:
         sys.meta_path.remove(finder)
         if isinstance(finder, _AliasFinder):
             _forget(finder.package)
+        elif finder.only:
+            _forget(finder.only)
     parent = sys.modules.get("vllm_neuron.model")
     for name in [name for name in sys.modules if name.startswith(MODELS)]:
         model = name.removeprefix(MODELS).split(".")[0]
@@ -68,18 +88,26 @@ def _forget(package: str) -> None:
 
 
 class _WorkspaceFinder(MetaPathFinder):
-    """Finds ``vllm_neuron.model.<name>`` and its modules in the workspace's ``model`` folder."""
+    """Finds packages and their modules in a folder: ``vllm_neuron.model.<name>`` in that of the models.
 
-    def __init__(self, folder: Path):
+    Args:
+        folder: Folder of the packages.
+        prefix: What stands before the name of a package.
+        only: The one package that is found, any if empty.
+    """
+
+    def __init__(self, folder: Path, prefix: str, only: str = ""):
         self.folder = folder
+        self.prefix = prefix
+        self.only = only
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith(MODELS):
+        if not fullname.startswith(self.prefix):
             return None
-        parts = fullname.removeprefix(MODELS).split(".")
-        if not (self.folder / parts[0] / "__init__.py").is_file():
+        parts = fullname.removeprefix(self.prefix).split(".")
+        if self.only not in ("", parts[0]) or not (self.folder / parts[0] / "__init__.py").is_file():
             return None
         place = self.folder.joinpath(*parts)
         is_package = (place / "__init__.py").is_file()

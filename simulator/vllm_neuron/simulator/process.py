@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_neuron.simulator.registration import PACKAGE, WORKSPACE
@@ -11,7 +12,9 @@ SIMULATOR_DIR = Path(__file__).resolve().parents[2]
 
 
 def environment(
-    workspace: str | os.PathLike[str] | None = None, package: str = "vllm_neuron"
+    workspace: str | os.PathLike[str] | None = None,
+    package: str = "vllm_neuron",
+    plugins: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the environment variables for a process that runs the vLLM engine on the simulator.
 
@@ -21,8 +24,10 @@ def environment(
         workspace: Folder that contains `package`, whose models are laid over the simulator's; None for the
             simulator's alone.
         package: ``"vllm_neuron"`` or ``"private_vllm_neuron"``.
+        plugins: Further general plugins of vLLM's: folder that has the package and its metadata, by entry point.
     """
-    paths = [str(SIMULATOR_DIR)]
+    plugins = plugins or {}
+    paths = [str(SIMULATOR_DIR), *plugins.values()]
     paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *paths)]
     return {
         "PYTHONPATH": os.pathsep.join(paths),
@@ -30,8 +35,8 @@ def environment(
         PACKAGE: package,
         "VLLM_NEURON_CPU_MODE": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
-        # Only this plug-in: two platforms cannot be active, and naming it here admits its models as well.
-        "VLLM_PLUGINS": "neuron",
+        # Not all plug-ins: two platforms cannot be active. Naming this one here admits its models as well.
+        "VLLM_PLUGINS": ",".join(("neuron", *plugins)),
         # vLLM's default. With "cpu" it does not look for plug-ins.
         "VLLM_TARGET_DEVICE": "cuda",
         # The server would choose "spawn", which takes seconds more for each process.

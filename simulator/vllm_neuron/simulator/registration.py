@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import vllm_neuron
-from vllm_neuron.simulator.overlay import current_overlay, overlay, remove_overlay
+from vllm_neuron.simulator.overlay import alias_package, current_overlay, overlay, remove_overlay
 
 WORKSPACE = "VLLM_NEURON_SIM_WORKSPACE"
 PACKAGE = "VLLM_NEURON_SIM_PACKAGE"
@@ -38,14 +38,14 @@ def register_models() -> None:
     if not isinstance(current_platform, NeuronPlatform):
         return
     rows = read_rows(Path(vllm_neuron.__file__).parent / "model" / "registry.py", "vllm_neuron")
-    workspace = os.environ.get(WORKSPACE)
+    workspace, package = os.environ.get(WORKSPACE), os.environ.get(PACKAGE, "vllm_neuron")
     if workspace:
-        package = os.environ.get(PACKAGE, "vllm_neuron")
         if current_overlay() != (Path(workspace).resolve(), package):
             overlay(workspace, package)
         rows += read_rows(Path(workspace) / package / "model" / "registry.py", package)
     else:
         remove_overlay()
+        alias_package(package)
     for row in rows:
         register_contract_model(*row)
 

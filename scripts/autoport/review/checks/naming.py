@@ -4,6 +4,7 @@ import ast
 import builtins
 from pathlib import Path
 
+from autoport.package_workspace import PackageWorkspace
 from autoport.review.finding import Finding, NotApplicable, Subject, check, failed, passed
 from autoport.review.source import Class, SourceFile
 from autoport.review.syntax import walk
@@ -112,9 +113,11 @@ def _undefined_classes(file: SourceFile) -> list[ast.Name]:
 def factory_name(subject: Subject) -> list[Finding]:
     """The package exports a class named exactly as the architecture."""
     architecture = subject.architecture
-    exported = [file for file in subject.source.files if file.path.name == "__init__.py"]
+    out_of_tree = isinstance(subject.workspace, PackageWorkspace)
+    home = "factory.py" if out_of_tree else "__init__.py"
+    exported = [file for file in subject.source.files if file.path.name == home]
     if not exported:
-        return [failed(f"{subject.source.files[0].relative}:1", "the model folder has no __init__.py")]
+        return [failed(f"{subject.source.files[0].relative}:1", f"the model folder has no {home}")]
     file = exported[0]
     classes = [cls for cls in subject.source.classes if cls.name == architecture]
     if architecture not in _top_level_names(file):
@@ -131,6 +134,8 @@ def files_present(subject: Subject, files: list[str]) -> list[Finding]:
     Args:
         files: Paths below the workspace; ``{package}`` and ``{name}`` are filled in, ``*`` matches.
     """
+    if isinstance(subject.workspace, PackageWorkspace):
+        raise NotApplicable("the port is a package of its own")
     findings = []
     root = subject.workspace.root
     for pattern in files:

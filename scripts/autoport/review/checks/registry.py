@@ -3,6 +3,7 @@
 import ast
 from typing import NamedTuple
 
+from autoport.package_workspace import PLUGIN_GROUP, PackageWorkspace
 from autoport.review.finding import Finding, NotApplicable, NotChecked, Subject, check, failed, passed
 from autoport.review.source import SourceFile
 
@@ -32,6 +33,8 @@ def rows(registry: SourceFile) -> list[Row]:
 
 
 def _rows_of_port(subject: Subject) -> tuple[SourceFile, list[Row]]:
+    if isinstance(subject.workspace, PackageWorkspace):
+        raise NotApplicable("the port is a package of its own, which registers itself")
     if subject.unregistered:
         raise NotApplicable("the port was left out of the registry with --no-register")
     if subject.registry is None:
@@ -90,4 +93,30 @@ def registry_architecture(subject: Subject) -> list[Finding]:
         findings.append(
             failed(registry.at(same[0].node), f'"{architecture}" is registered with another model\'s class')
         )
+    return findings
+
+
+@check
+def package_registration(subject: Subject) -> list[Finding]:
+    """A package out of tree has an entry point for vLLM, and registers its factory as config.json's architecture."""
+    workspace = subject.workspace
+    if not isinstance(workspace, PackageWorkspace):
+        raise NotApplicable("the port is in the plugin's checkout")
+    findings = []
+    path = workspace.registration_path
+    line = f'{workspace.module} = "{workspace.module}:register"'
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if f'[project.entry-points."{PLUGIN_GROUP}"]' in text and line in text:
+        findings.append(passed(f"{path.name}:1", f"{PLUGIN_GROUP}: {line}"))
+    else:
+        findings.append(failed(f"{path.name}:1", f"no entry point {line} in the group {PLUGIN_GROUP}"))
+    file = next((file for file in subject.source.files if file.path.name == "__init__.py"), None)
+    if file is None:
+        return [*findings, failed(f"{workspace.module}/__init__.py:1", "is missing")]
+    strings = {node.value for node in ast.walk(file.tree) if isinstance(node, ast.Constant)}
+    for wanted in (subject.architecture, f"{workspace.module}.factory:{subject.architecture}"):
+        if wanted in strings:
+            findings.append(passed(file.at(file.tree), f'registers "{wanted}"'))
+        else:
+            findings.append(failed(file.at(file.tree), f'"{wanted}" is not registered'))
     return findings

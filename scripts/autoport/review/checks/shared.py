@@ -52,7 +52,7 @@ def _derives(cls: Class, original: str) -> bool:
 
 def _offered(subject: Subject, modules: list[str]) -> dict[str, str]:
     """Public top-level names -> dotted module that defines them."""
-    root = subject.workspace.root
+    root = subject.workspace.plugin_root
     found: dict[str, str] = {}
     for module in modules:
         path = root / subject.workspace.package / module

@@ -1,0 +1,133 @@
+"""A Python package of its own for one port, outside the plugin's checkout."""
+
+from pathlib import Path
+
+import msgspec
+
+from autoport.errors import refuse
+from autoport.resources import simulator_dir
+from autoport.workspace import (
+    PACKAGES,
+    STATE_FOLDER,
+    Workspace,
+    check_model_name,
+    plugin_package,
+    read_json,
+    write_atomic,
+)
+
+PLUGIN_GROUP = "vllm.general_plugins"  # entry points that vLLM calls in every process
+
+
+class PackageRecord(msgspec.Struct, frozen=True):
+    """What `.autoport/package.json` of a package says: its port, and the plugin that it was made for."""
+
+    name: str
+    plugin_root: str
+    plugin_package: str
+
+
+class PackageWorkspace(Workspace):
+    """A Python package of its own for one port, outside the plugin's checkout, which is only read.
+
+    Attributes:
+        name: The port.
+        module: Import name of the package, e.g. ``"vllm_neuron_yi"``.
+    """
+
+    RECORD = f"{STATE_FOLDER}/package.json"
+
+    def __init__(self, root: Path, record: PackageRecord):
+        super().__init__(root, record.plugin_package)
+        self.plugin_root = Path(record.plugin_root)
+        self.name = record.name
+        self.module = f"vllm_neuron_{record.name}"
+
+    @classmethod
+    def load(cls, root: Path) -> "PackageWorkspace":
+        record = read_json(root / cls.RECORD, PackageRecord)
+        if not plugin_package(Path(record.plugin_root)):
+            # Moved or removed since: the bundled simulator has the same API.
+            record = PackageRecord(record.name, str(simulator_dir()), PACKAGES[0])
+        return cls(root, record)
+
+    @classmethod
+    def open(cls, path: Path, name: str, plugin: Path | None) -> "PackageWorkspace":
+        """Go on with the package in a folder, or begin one there.
+
+        Args:
+            plugin: The plugin's checkout, or the folder that it is installed in; None for the bundled
+                simulator. A package that was begun keeps the one it was begun with.
+
+        Raises:
+            Refusal: WS-MISSING when `plugin` has no plugin, OOT-CHECKOUT when the folder is the plugin's,
+                OOT-OTHER when it holds the package of another port, WS-WRITE.
+        """
+        check_model_name(name)
+        root = path.expanduser().resolve()
+        inside = next((place for place in (root, *root.parents) if plugin_package(place)), None)
+        if inside:
+            raise refuse(
+                "OOT-CHECKOUT",
+                f"the folder belongs to the plugin's checkout {inside}",
+                root,
+                "pass a folder outside it, or leave --out-of-tree away to port into the checkout",
+            )
+        if (root / cls.RECORD).is_file():
+            workspace = cls.load(root)
+            if workspace.name != name:
+                raise refuse(
+                    "OOT-OTHER",
+                    f"the folder holds the package of port {workspace.name!r}",
+                    root,
+                    "pass another folder: a package holds one port",
+                )
+            return workspace
+        plugin_root = simulator_dir() if plugin is None else plugin.expanduser().resolve()
+        package = plugin_package(plugin_root)
+        if not package:
+            raise refuse(
+                "WS-MISSING",
+                "no vllm_neuron/ or private_vllm_neuron/ package with a model/ folder",
+                plugin_root,
+                "pass the plugin's checkout with --workspace, or leave it away to take the bundled simulator",
+            )
+        record = PackageRecord(name, str(plugin_root), package)
+        data = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+        write_atomic(root / cls.RECORD, data)
+        write_atomic(root / STATE_FOLDER / ".gitignore", b"*\n")
+        return cls(root, record)
+
+    @property
+    def distribution(self) -> str:
+        """Name of the package for pip."""
+        return self.module.replace("_", "-")
+
+    def development_install(self) -> Path:
+        """Folder that gives a process the package with its entry point, as an editable installation would."""
+        site = self.root / STATE_FOLDER / "site"
+        metadata = f"Metadata-Version: 2.1\nName: {self.distribution}\nVersion: 0\n"
+        entry_points = f"[{PLUGIN_GROUP}]\n{self.module} = {self.module}:register\n"
+        information = site / f"{self.module}-0.dist-info"
+        write_atomic(information / "METADATA", metadata.encode())
+        write_atomic(information / "entry_points.txt", entry_points.encode())
+        link = site / self.module
+        if not link.is_symlink():
+            link.symlink_to(self.root / self.module)
+        return site
+
+    @property
+    def registration_path(self) -> Path:
+        return self.root / "pyproject.toml"
+
+    def model_module(self, name: str) -> str:
+        return self.module
+
+    def readme(self, name: str) -> str:
+        return "README.md"
+
+    def run_script(self, name: str) -> str:
+        return "examples/run.py"
+
+    def logit_test(self, name: str) -> str:
+        return "tests/test_logits.py"
