@@ -6,7 +6,7 @@ import sys
 import pytest
 import vllm_neuron.model.kv_cache
 import vllm_neuron.utils.weight_loader
-from vllm_neuron.simulator.overlay import overlay, remove_overlay
+from vllm_neuron.simulator.overlay import overlay, overlay_package, remove_overlay
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +98,20 @@ def test_the_workspaces_plugin_in_place_of_the_simulator_is_refused(tmp_path, mo
     with pytest.raises(RuntimeError, match=r"put the simulator first on sys\.path"):
         overlay(write(tmp_path, "vllm_neuron", {}), "vllm_neuron")
     assert not any(type(finder).__name__ == "_WorkspaceFinder" for finder in sys.meta_path)
+
+
+@pytest.mark.parametrize("plugin", ["vllm_neuron", "private_vllm_neuron"])
+def test_a_package_of_its_own_is_found_alone_and_takes_the_simulator_for_the_plugin(tmp_path, plugin):
+    for value in (1, 2):
+        folder = tmp_path / str(value)
+        for module in ("vllm_neuron_yi", "other"):
+            (folder / module).mkdir(parents=True)
+            (folder / module / "__init__.py").touch()
+        text = f"from {plugin}.model.kv_cache import KVSpec\nVALUE = {value}\n"
+        (folder / "vllm_neuron_yi" / "model.py").write_text(text)
+        overlay_package(folder, "vllm_neuron_yi", plugin)
+        model = importlib.import_module("vllm_neuron_yi.model")
+        assert (model.VALUE, model.KVSpec) == (value, vllm_neuron.model.kv_cache.KVSpec)
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("other")
+    assert not list(tmp_path.rglob("__pycache__"))

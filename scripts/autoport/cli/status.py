@@ -27,6 +27,7 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
             {
                 "name": name,
                 "source": port.source,
+                "written_to": str(port.workspace.root),
                 "steps": port.manifest.steps,
                 "tests": tests,
                 "files": files,
@@ -44,7 +45,8 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
                 record.summary if record else "",
             )
         )
-    print_table(("Step", "Command", "Status", "Result"), rows + served, title=f"{name} from {port.source}")
+    title = f"{name} from {port.source}, in {port.workspace.root}"
+    print_table(("Step", "Command", "Status", "Result"), rows + served, title=title)
     print_table(("File", "State"), list(files.items()))
 
 
