@@ -35,6 +35,7 @@ class Fake(ThreadingHTTPServer):
         self.seen: set[str] = set()
         self.hits = 0
         self.running = 0
+        self.aborted = False
         self.requests = itertools.count(1)
         self.lock = threading.Lock()
 
@@ -53,6 +54,10 @@ class Fake(ThreadingHTTPServer):
             key += "crowd"
         if "cache_differs" in self.faults and key in self.seen:
             key += "again"
+        if "short_differs" in self.faults and count == 1:
+            key += "short"
+        if "after_abort" in self.faults and self.aborted:
+            key += "after"
         draw = random.Random(key)
         words = [f" w{draw.randrange(10000)}" for _ in range(count)]
         if "degenerate" in self.faults:
@@ -110,6 +115,7 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(0.05)
             self.chat(body) if self.path.endswith("chat/completions") else self.complete(body)
         except (BrokenPipeError, ConnectionResetError):
+            self.server.aborted = True
             self.close_connection = True
         finally:
             with self.server.lock:
@@ -121,7 +127,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         content = "" if "chat_empty" in self.server.faults else "Paris."
         message = {"role": "assistant", "content": content}
-        self.reply(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+        reason = "error" if "bad_reason" in self.server.faults else "stop"
+        self.reply(200, {"choices": [{"index": 0, "message": message, "finish_reason": reason}]})
 
     def complete(self, body: dict[str, Any]) -> None:
         faults, prompt = self.server.faults, body["prompt"]
@@ -141,7 +148,10 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("stream"):
             self.stream(choices[0], body)
             return
-        usage = {"completion_tokens": sum(len(choice["logprobs"]["tokens"]) for choice in choices)}
+        used = sum(len(choice["logprobs"]["tokens"]) for choice in choices)
+        usage = {"completion_tokens": 99 if "overrun" in faults else used}
+        if "drops_one" in faults and len(choices) > 1:
+            choices = choices[:-1]
         if not body.get("logprobs") or "no_logprobs" in faults:
             choices = [choice | {"logprobs": None} for choice in choices]
         self.reply(200, {"choices": choices, "usage": usage})
@@ -155,10 +165,11 @@ class Handler(BaseHTTPRequestHandler):
             with self.server.lock:
                 self.server.hits += len(prompt) // BLOCK * BLOCK if key in self.server.seen else 0
         self.server.seen.add(key)
-        text, reason = "".join(tokens), "length"
+        text, reason = "".join(tokens), "error" if "bad_reason" in faults else "length"
         for stop in body.get("stop") or []:
             if stop in text and "ignore_stop" not in faults:
-                text, reason = text[: text.index(stop)], "stop"
+                text = text[: text.index(stop)]
+                reason = "length" if "stop_reason" in faults else "stop"
         if body.get("echo"):
             shown = prompt.encode("ascii", "replace").decode() if "ascii" in faults else prompt
             text = shown + text
@@ -166,7 +177,9 @@ class Handler(BaseHTTPRequestHandler):
         other = -0.1 if "sum" in faults else -0.9 if "not_greedy" in faults else -2.0
         top = [{token: value, " other": other} for token in tokens]
         given = {"tokens": tokens, "token_logprobs": [value] * len(tokens), "top_logprobs": top}
-        if "empty" in faults:
+        if "lengths" in faults:
+            given["top_logprobs"] = top[:-1]
+        if "empty" in faults or ("empty_sampled" in faults and body.get("temperature", 0) > 0):
             text = ""
         return {"index": index, "text": text, "finish_reason": reason, "logprobs": given}
 
@@ -181,17 +194,22 @@ class Handler(BaseHTTPRequestHandler):
         tokens = choice["logprobs"]["tokens"]
         if "stream_short" in faults:
             tokens = tokens[:-1]
+        if "stream_ends" in faults and body.get("ignore_eos"):
+            tokens = tokens[:1]
         for index, token in enumerate(tokens):
             last = index == len(tokens) - 1 and "no_reason" not in faults
             given = {"tokens": [token], "token_logprobs": [-0.5]} if body.get("logprobs") else None
-            event = {"text": token, "finish_reason": "length" if last else None, "logprobs": given}
+            reason = ("stop" if "stream_reason" in faults else "length") if last else None
+            text = token.upper() if "stream_text" in faults else token
+            event = {"text": text, "finish_reason": reason, "logprobs": given}
             self.event(json.dumps({"choices": [{"index": 0, **event}]}))
             if body.get("ignore_eos"):
                 time.sleep(0.0005)
         if "stream_json" in faults:
             self.event("{broken")
         if (body.get("stream_options") or {}).get("include_usage"):
-            self.event(json.dumps({"choices": [], "usage": {"completion_tokens": len(tokens)}}))
+            used = len(tokens) + ("stream_used" in faults)
+            self.event(json.dumps({"choices": [], "usage": {"completion_tokens": used}}))
         if "no_done" not in faults:
             self.event("[DONE]")
 

@@ -1,9 +1,14 @@
 """The battery against a small server: each check green, and red for each rule that it has."""
 
+import ast
+import functools
+import sys
+from pathlib import Path
+
 import pytest
 from autoport.validation import battery_checks
 from autoport.validation.battery import BATTERY, ServerGone, compare, run_battery, run_check
-from autoport.validation.battery_checks import Session, difference
+from autoport.validation.battery_checks import Failed, Session, difference
 from autoport.validation.client import Answer, Client
 from autoport.validation.serving_load import measure
 from fake_openai import MAX_MODEL_LEN, fake
@@ -11,32 +16,52 @@ from fake_openai import MAX_MODEL_LEN, fake
 # (fault of the server, check that must find it, part of what it says)
 FAULTS = [
     ("empty", "completion", "empty text"),
+    ("bad_reason", "completion", "finish reason 'error'"),
+    ("overrun", "completion", "99 tokens used"),
     ("degenerate", "completion", "times in a row"),
+    ("drops_one", "batch of four", "3 answers to 4"),
     ("same", "batch of four", "same answer"),
     ("numbering", "batch of four", "numbered"),
+    ("degenerate", "batch of four", "same answer"),
     ("stream_type", "streaming", "content type"),
     ("stream_json", "streaming", "not JSON"),
     ("stream_short", "streaming", "token 32 differs"),
+    ("stream_text", "streaming", "not streamed"),
+    ("stream_reason", "streaming", "finish reason 'stop', not streamed 'length'"),
+    ("stream_used", "streaming", "33 tokens, not streamed 32"),
     ("no_done", "streaming", "no [DONE]"),
     ("no_blank", "streaming", "empty line"),
     ("no_reason", "streaming", "finish reason"),
     ("no_count", "counting", "go on with 10"),
+    ("random empty", "counting", "empty text"),
     ("chat_empty", "chat", "empty message"),
+    ("bad_reason", "chat", "finish reason 'error'"),
     ("ignore_stop", "stop string", "expected"),
+    ("stop_reason", "stop string", "finish reason 'length', expected 'stop'"),
     ("two_tokens", "max_tokens 1", "2 tokens"),
+    ("bad_reason", "max_tokens 1", "finish reason 'error'"),
+    ("short_differs", "max_tokens 1", "the longer answer starts with"),
+    ("short_differs no_logprobs", "max_tokens 1", "the longer answer starts with"),
     ("no_logprobs", "logprobs", "none given"),
+    ("lengths", "logprobs", "differ in length"),
     ("positive", "logprobs", "no log-probability"),
     ("not_greedy", "logprobs", "not the most likely"),
     ("sum", "logprobs", "sum to"),
     ("ignore_seed", "two seeds", "same seed gave two"),
     ("one_text", "two seeds", "same text"),
+    ("no_seeds empty_sampled", "two seeds", "empty text"),
+    ("stream_ends", "aborted stream", "fewer than two events"),
     ("runs_on", "aborted stream", "still run"),
+    ("after_abort", "aborted stream", "after the abort and before differ"),
     ("longest_fails", "longest prompt", "HTTP 500"),
+    ("bad_reason", "longest prompt", "finish reason 'error'"),
     ("long_500", "prompt too long", "500 instead of 400"),
     ("long_taken", "prompt too long", "were taken"),
     ("no_message", "prompt too long", "without a message"),
     ("unhealthy", "prompt too long", "not healthy"),
     ("ascii", "unicode", "came back as"),
+    ("stream_text", "unicode", "streamed text differs"),
+    ("no_done", "unicode", "no [DONE]"),
     ("no_hits", "repeated prompt", "did not rise"),
     ("cache_differs", "repeated prompt", "the second time"),
 ]
@@ -67,15 +92,43 @@ def test_a_sound_server_passes_every_check():
     assert [check.name for check in results] == list(BATTERY)
 
 
-def test_every_check_has_a_fault_that_it_finds():
-    assert {name for _, name, _ in FAULTS} | {"16 concurrent requests"} == set(BATTERY)
+class Noted(Failed):
+    """A failure that keeps the line of the rule."""
+
+    def __init__(self, message):
+        self.line = sys._getframe(1).f_lineno
+        LINES.add(self.line)
+        super().__init__(message)
+
+
+LINES: set[int] = set()
+
+
+@functools.cache
+def judged(fault, name):
+    """What a check says about a fault, and the line of the rule that was broken."""
+    words = set(fault.split())
+    options = {"random_weights": "random" in words, "seeds": "no_seeds" not in words}
+    with pytest.MonkeyPatch.context() as patch, fake(*words) as server:
+        patch.setattr(battery_checks, "ABORT_SECONDS", 0.3)
+        patch.setattr(battery_checks, "Failed", Noted)
+        return run_check(name, BATTERY[name], session(server, **options))
 
 
 @pytest.mark.parametrize(("fault", "name", "found"), FAULTS)
 def test_a_fault_is_found(fault, name, found):
-    with fake(fault) as server:
-        check = run_check(name, BATTERY[name], session(server))
+    check = judged(fault, name)
     assert (check.status, found in check.found) == ("fail", True), check
+
+
+def test_every_rule_has_a_fault_that_breaks_it():
+    for fault, name, _ in FAULTS:
+        judged(fault, name)
+    tree = ast.parse(Path(battery_checks.__file__).read_text())
+    rules = {
+        node.lineno for node in ast.walk(tree) if isinstance(node, ast.Raise) and "Failed" in ast.dump(node)
+    }
+    assert rules - LINES == set()
 
 
 def test_answers_that_change_in_a_crowd_are_found():

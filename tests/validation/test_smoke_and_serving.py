@@ -157,6 +157,13 @@ def test_a_run_that_hangs_is_ended(port, backend):
     assert "not done in 1 s" in result.checks[0].found
 
 
+def test_a_run_that_generates_nothing(port, backend):
+    (port.workspace.root / smoke.run_script("yi")).write_text("print('done')\n")
+    result = smoke.smoke(port, backend())
+    assert result.checks[0].found == "run.py ended without calling LLM.generate"
+    assert not result.passed
+
+
 def test_without_run_py(port, backend):
     (port.workspace.root / port.workspace.run_script("yi")).unlink()
     with pytest.raises(Refusal, match=r"PORT-ORDER.*autoport document yi"):

@@ -216,6 +216,7 @@ def concurrent_requests(session: Session) -> str:
 
 
 def aborted_stream(session: Session) -> str:
+    before = _alone(session)
     length = min(ABORTED_TOKENS, (session.max_model_len or ABORTED_TOKENS) - 100)
     params: dict[str, Any] = {"max_tokens": length, "ignore_eos": True}
     with session.client.open_stream(FRANCE, **params) as response:
@@ -231,7 +232,7 @@ def aborted_stream(session: Session) -> str:
     if running:
         raise Failed(f"{running:.0f} requests still run {ABORT_SECONDS:.0f} s after the client left")
     [answer] = session.client.complete(FRANCE, max_tokens=NEW_TOKENS, logprobs=TOP)
-    _same(session, _alone(session), answer, "after the abort and before")
+    _same(session, before, answer, "after the abort and before")
     counted = "left the engine; " if running is not None else ""
     return f"{counted}the next answer is as before"
 
