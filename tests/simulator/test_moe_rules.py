@@ -51,11 +51,11 @@ def tkg(*, T=4, E=4, K=2, dtype=torch.bfloat16, is_all_expert=False, **changes):
     NF.moe_tkg(torch.ones(T, 256, dtype=dtype), *weights, ZEROS(T, E), index, is_all_expert, **changes)
 
 
-def router_topk(*, shape=(1, 256, 256), E=4, gamma=None, weights=None, **changes):
+def router_topk(*, shape=(1, 256, 256), E=4, gamma=None, weights=None, dtype=torch.float32, **changes):
     H = shape[-1]
     gamma = ZEROS(1, H) if gamma is None else gamma
     weights = ZEROS(H, E) if weights is None else weights
-    NF.rmsnorm_router_topk_tkg(torch.ones(shape), gamma, weights, **changes)
+    NF.rmsnorm_router_topk_tkg(torch.ones(shape, dtype=dtype), gamma, weights, **changes)
 
 
 def swa(*, S=128, D=32, window=32, block_size=32, qkv_bias=None, op_bias=None, cache=None):
@@ -225,6 +225,9 @@ FALLBACKS = {
     "block_tkg.hidden": Rule(block_tkg, dict(H=384), "multiple of 256", {}),
     "block_tkg.inner": Rule(block_tkg, dict(inner=192), "multiple of 128", {}),
     "router_topk.tokens": Rule(router_topk, dict(shape=(1, 128, 256)), "multiples of 256 tokens", {}),
+    "router_topk.dtype": Rule(
+        router_topk, dict(dtype=torch.float64), "bf16, fp16 and fp32", dict(dtype=torch.float16)
+    ),
     "router_topk.experts": Rule(router_topk, dict(E=513), "more than 512 experts", dict(E=512)),
     "quant.batch": Rule(quant, dict(shape=(3, 1, 8)), "2 x 32768 x 16384", dict(shape=(2, 1, 8))),
 }

@@ -15,6 +15,15 @@ def qkv(*, B=1, S=128, H=512, F=384, **changes):
     NF.qkv_proj(torch.ones(B, S, H), torch.zeros(H, F), **changes)
 
 
+ZEROS = torch.zeros
+
+
+def qkv_write(**changes):
+    caches = dict(k_cache=ZEROS(5, 1, 32, 64), v_cache=ZEROS(5, 1, 32, 64))
+    sizes = dict(d_head=64, num_q_heads=4, num_kv_heads=1, block_size=32)
+    qkv(use_block_kv=True, slot_mapping=torch.arange(128), **caches, **sizes, **changes)
+
+
 def flash(*, heads=2, kv=2, S=8, Sk=None, D=64, **changes):
     Sk = Sk or S
     NF.flash_attention(torch.ones(heads, S, D), torch.ones(kv, D, Sk), torch.ones(kv, Sk, D), **changes)
@@ -37,7 +46,7 @@ def mlp(*, T=4, H=256, inner=256, dtype=torch.float32, **changes):
     NF.mlp(torch.ones(T, H, dtype=dtype), *weights, torch.zeros(inner, H, dtype=dtype), **changes)
 
 
-ZEROS = torch.zeros
+PRIOR = dict(k_prior=ZEROS(2, 64, 4), v_prior=ZEROS(2, 4, 64), prior_used_len=ZEROS(1))
 
 ERRORS = {
     "qkv.bias": Rule(
@@ -87,6 +96,15 @@ ERRORS = {
         {},
     ),
     "qkv.cache_alone": Rule(qkv, dict(k_cache=ZEROS(1)), "need use_block_kv", {}),
+    "qkv.norm_bias_2d": Rule(
+        qkv,
+        dict(norm_weights=ZEROS(1, 512), norm_b=ZEROS(512), norm_type=NormType.LAYER_NORM),
+        r"norm_b shape must be \[1, H\]",
+        dict(norm_weights=ZEROS(1, 512), norm_b=ZEROS(1, 512), norm_type=NormType.LAYER_NORM),
+    ),
+    "qkv.cache_layout": Rule(
+        qkv_write, dict(output_layout=QKVOutputLayout.NBSd), "needs output_layout BSD", {}
+    ),
     "flash.gqa": Rule(flash, dict(heads=3), "multiple of the KV batch", dict(heads=4)),
     "flash.window_causal": Rule(
         flash, dict(sliding_window=4, causal_mask=False), "needs causal_mask", dict(sliding_window=4)
@@ -102,7 +120,7 @@ ERRORS = {
         flash,
         dict(k_prior=ZEROS(2, 64, 4)),
         "together",
-        dict(k_prior=ZEROS(2, 64, 4), v_prior=ZEROS(2, 4, 64), prior_used_len=ZEROS(1)),
+        PRIOR,
     ),
     "flash.prior_length": Rule(
         flash,
@@ -140,6 +158,12 @@ ERRORS = {
     "segmented.prior": Rule(
         segmented, dict(prior=33), "prior_tokens must be a multiple of block_size", dict(prior=32), ValueError
     ),
+    "flash.bounds_prior": Rule(
+        flash,
+        dict(bound_min=ZEROS(2, 8, 1), bound_max=ZEROS(2, 8, 1), **PRIOR),
+        "bounds do not go with a prior KV",
+        PRIOR,
+    ),
     "o_proj.bias": Rule(
         o_proj, dict(bias=ZEROS(256)), r"Bias shape must be \[1, H\]", dict(bias=ZEROS(1, 256))
     ),
@@ -166,6 +190,12 @@ ERRORS = {
         mlp,
         dict(ln_w=ZEROS(1, 256), norm_b=ZEROS(1, 256), norm_type=NormType.RMS_NORM),
         "only for LAYER_NORM",
+        dict(ln_w=ZEROS(1, 256), norm_b=ZEROS(1, 256), norm_type=NormType.LAYER_NORM),
+    ),
+    "mlp.norm_bias_2d": Rule(
+        mlp,
+        dict(ln_w=ZEROS(1, 256), norm_b=ZEROS(256), norm_type=NormType.LAYER_NORM),
+        r"norm_b shape must be \[1, H\]",
         dict(ln_w=ZEROS(1, 256), norm_b=ZEROS(1, 256), norm_type=NormType.LAYER_NORM),
     ),
     "mlp.dtype": Rule(mlp, dict(dtype=torch.float64), "bf16, fp16, fp32 or fp8", dict(dtype=torch.float16)),
