@@ -28,6 +28,7 @@ class Options(msgspec.Struct):
         force: Overwrite files that were edited by hand.
         keep_edited: Keep files that were edited by hand, and write a new text beside them.
         replace_row: Replace a registry row of the same architecture.
+        aliases: Other spellings of the architecture that get a registry row, too.
         no_register: Leave registry.py as it is; None: as the port remembers it.
         probe: Confirm the reading of the modeling file by running pieces of transformers' class.
         context_length: Tokens per sequence for the KV-cache estimate.
@@ -45,6 +46,7 @@ class Options(msgspec.Struct):
     keep_edited: bool = False
     replace_row: bool = False
     no_register: bool | None = None
+    aliases: list[str] = []
     probe: bool = False
     context_length: int = 4096
     batch_size: int = 1

@@ -13,6 +13,7 @@ from autoport import __version__
 from autoport.cli import (
     add_variant,
     analyze,
+    check_registry,
     compute_tp,
     demo,
     diagnose,
@@ -34,6 +35,7 @@ from autoport.cli import (
     sweep,
     twin,
     uninstall,
+    unregister,
 )
 from autoport.cli.output import note, report_refusal
 from autoport.errors import ExitCode, Refusal, refuse
@@ -51,6 +53,8 @@ for module in (
     analyze,
     generate,
     register,
+    unregister,
+    check_registry,
     add_variant,
     document,
     review,

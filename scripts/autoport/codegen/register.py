@@ -1,5 +1,7 @@
 """Step 5: the architecture's row in the plugin's `registry.py`."""
 
+from collections.abc import Sequence
+
 from autoport.codegen import out_of_tree
 from autoport.codegen.registry_edit import Row, add_row, row_origins
 from autoport.codegen.render import identifier
@@ -35,7 +37,7 @@ def run(port: Port, options: Options) -> Outcome:
             f"run 'autoport generate {port.name}'",
         )
     with port.workspace.lock("registry"):
-        before, after = edited(port, architecture, options.replace_row)
+        before, after = edited(port, architecture, options.replace_row, options.aliases)
         if after == before:
             return Outcome("done", f"{architecture} -> {port.name}")
         if path.read_bytes() != before:
@@ -53,18 +55,27 @@ def stays_out(port: Port, options: Options) -> bool:
     return options.no_register
 
 
-def edited(port: Port, architecture: str, replace_row: bool) -> tuple[bytes, bytes]:
+def edited(
+    port: Port, architecture: str, replace_row: bool, aliases: Sequence[str] = ()
+) -> tuple[bytes, bytes]:
     """The registry's text as it is, and with the port's row; nothing is written.
+
+    Args:
+        aliases: Other spellings of the architecture that get a row of the same class.
 
     Raises:
         Refusal: What `add_row` refuses; REG-MISSING.
     """
     path = port.workspace.registry_path
     architecture = identifier(architecture)
-    row = Row(architecture, port.name, alias=class_prefix(port.name) + architecture)
+    local = class_prefix(port.name) + architecture
+    rows = [Row(identifier(name), port.name, local, architecture) for name in (architecture, *aliases)]
     try:
         before = path.read_bytes()
-        return before, add_row(before.decode(), row, replace_row).encode()
+        text = before.decode()
+        for row in rows:
+            text = add_row(text, row, replace_row)
+        return before, text.encode()
     except OSError as error:
         raise refuse(
             "REG-MISSING", f"cannot be read: {error.strerror}", path, "restore the plugin's registry.py"

@@ -14,15 +14,27 @@ PENDING = "_class_of_the_replaced_row"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row to add: architecture, module of the package (``"yi"``), alias in case the name is taken."""
+    """A row to add.
+
+    Attributes:
+        architecture: The exact string of `architectures`, or another spelling of it.
+        module: Package below ``model`` that exports the class, e.g. ``"yi"``.
+        alias: Name for the class in this file in case its own is taken.
+        exported: The class's name, if it is not the architecture's.
+    """
 
     architecture: str
     module: str
     alias: str
+    exported: str = ""
+
+    @property
+    def class_name(self) -> str:
+        return self.exported or self.architecture
 
     @property
     def origin(self) -> str:
-        return f".{self.module}:{self.architecture}"
+        return f".{self.module}:{self.class_name}"
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -84,6 +96,24 @@ def row_origins(source: str) -> dict[str, str]:
         Refusal: REG-SYNTAX.
     """
     return {found.architecture: found.origin for found in _rows(*_parsed(source))}
+
+
+def row_list(source: str) -> list[tuple[str, str]]:
+    """Every row, in the order of the text: its architecture and where the class comes from, see `row_origins`.
+
+    Raises:
+        Refusal: REG-SYNTAX.
+    """
+    return [(found.architecture, found.origin) for found in _rows(*_parsed(source))]
+
+
+def drop_unused_imports(source: str, package: str) -> str:
+    """The text without the imports from package `package` whose names nothing uses; comments above them stay."""
+    module, imports = _parsed(source)
+    for name, origin in imports.items():
+        if origin.startswith(f".{package}:"):
+            module = _drop_unused(module, name)
+    return module.code
 
 
 # --- Reading ------------------------------------------------------------------------------------------------
@@ -153,7 +183,7 @@ def _local_name(module: cst.Module, imports: dict[str, str], row: Row) -> str:
         if origin == row.origin:
             return name
     taken = {cst.ensure_type(name, cst.Name).value for name in m.findall(module, m.Name())}
-    name, number = row.architecture, 1
+    name, number = row.class_name, 1
     while name in taken:
         name = row.alias if number == 1 else f"{row.alias}{number}"
         number += 1
@@ -177,17 +207,29 @@ def _append_row(module: cst.Module, architecture: str, name: str, quote: str) ->
     rows = _list_of(module, function)
     body = cst.ensure_type(function.body, cst.IndentedBlock)
     returned = cst.ensure_type(m.findall(function, m.Return())[0], cst.Return).value
-    appends = [
-        line for line in body.body if isinstance(returned, cst.Name) and _appends_to(line, returned.value)
-    ]
-    if appends and not rows.elements:
-        return _append_after(module, body, cst.ensure_type(appends[-1], cst.SimpleStatementLine), row)
-    return cst.ensure_type(module.deep_replace(rows, _extended(rows, row)), cst.Module)
+    name_of_list = returned.value if isinstance(returned, cst.Name) else ""
+    additions = [line for line in body.body if _adds_to(line, name_of_list)]
+    if rows.elements or not additions:
+        return cst.ensure_type(module.deep_replace(rows, _extended(rows, row)), cst.Module)
+    last = cst.ensure_type(additions[-1], cst.SimpleStatementLine)
+    lists = m.findall(last, m.List())
+    if lists:
+        rows = cst.ensure_type(lists[0], cst.List)
+        return cst.ensure_type(module.deep_replace(rows, _extended(rows, row)), cst.Module)
+    return _append_after(module, body, last, row)
 
 
-def _appends_to(line: cst.CSTNode, name: str) -> bool:
-    append = m.Attribute(value=m.Name(name), attr=m.Name("append"))
-    return m.matches(line, m.SimpleStatementLine([m.Expr(m.Call(func=append, args=[m.Arg(m.Tuple())]))]))
+def _adds_to(line: cst.CSTNode, name: str) -> bool:
+    """Whether a statement is ``name.append((...))``, ``name.extend([...])`` or ``name += [...]``."""
+
+    def call(method: str, argument: m.BaseMatcherNode) -> m.Expr:
+        attribute = m.Attribute(value=m.Name(name), attr=m.Name(method))
+        return m.Expr(m.Call(func=attribute, args=[m.Arg(argument)]))  # type: ignore[arg-type]
+
+    added = m.AugAssign(target=m.Name(name), operator=m.AddAssign(), value=m.List())
+    return bool(name) and m.matches(
+        line, m.SimpleStatementLine([call("append", m.Tuple()) | call("extend", m.List()) | added])
+    )
 
 
 def _append_after(
@@ -206,8 +248,10 @@ def _extended(rows: cst.List, row: cst.Tuple) -> cst.List:
     closing = rows.rbracket.whitespace_before
     if not rows.elements:
         indented = cst.SimpleWhitespace("    ")
-        comments = (
-            closing if isinstance(closing, cst.ParenthesizedWhitespace) else cst.ParenthesizedWhitespace()
+        inside = (rows.lbracket.whitespace_after, closing)
+        comments = next(
+            (space for space in inside if isinstance(space, cst.ParenthesizedWhitespace)),
+            cst.ParenthesizedWhitespace(),
         )
         return rows.with_changes(
             elements=[cst.Element(row, cst.Comma())],
@@ -249,6 +293,8 @@ def _list_of(module: cst.Module, function: cst.FunctionDef) -> cst.List:
     if len(returns) != 1:
         raise _layout(f"get_models() has {len(returns)} return statements")
     value = cst.ensure_type(returns[0], cst.Return).value
+    if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Add):
+        value = value.right
     if isinstance(value, cst.List):
         return value
     if isinstance(value, cst.Name):
@@ -274,10 +320,10 @@ def _lists_assigned_to(scope: cst.CSTNode, name: str) -> list[cst.List]:
 
 
 def _add_import(module: cst.Module, row: Row, name: str) -> cst.Module:
-    alias = cst.AsName(cst.Name(name)) if name != row.architecture else None
+    alias = cst.AsName(cst.Name(name)) if name != row.class_name else None
     statement = cst.ImportFrom(
         module=cst.Name(row.module),
-        names=[cst.ImportAlias(cst.Name(row.architecture), asname=alias)],
+        names=[cst.ImportAlias(cst.Name(row.class_name), asname=alias)],
         relative=[cst.Dot()],
     )
     line = cst.SimpleStatementLine([statement])
@@ -307,27 +353,31 @@ def _inserted(module: cst.Module, index: int, line: cst.SimpleStatementLine) -> 
 def _drop_unused_import(module: cst.Module, old: Found) -> cst.Module:
     """Remove the import of the class of a replaced row when nothing else uses it; comments above it stay."""
     value = old.node.elements[1].value
-    if not isinstance(value, cst.Name):
-        return module
-    outside = module.with_changes(body=[line for line in module.body if not _imports_name(line, value.value)])
-    if m.findall(outside, m.Name(value.value)):
+    return _drop_unused(module, value.value) if isinstance(value, cst.Name) else module
+
+
+def _drop_unused(module: cst.Module, name: str) -> cst.Module:
+    outside = module.with_changes(body=[line for line in module.body if not _imports_name(line, name)])
+    if m.findall(outside, m.Name(name)):
         return module
     body: list[cst.CSTNode] = []
     left_over: list[cst.EmptyLine] = []
     for line in module.body:
-        if not _imports_name(line, value.value):
+        if not _imports_name(line, name):
+            if not m.matches(line, m.SimpleStatementLine([m.ImportFrom() | m.Import()])):
+                left_over = [empty for empty in left_over if empty.comment]
             body.append(
                 line.with_changes(leading_lines=[*left_over, *line.leading_lines]) if left_over else line
             )
             left_over = []
             continue
         statement = cst.ensure_type(cst.ensure_type(line, cst.SimpleStatementLine).body[0], cst.ImportFrom)
-        kept = [alias for alias in _aliases(statement) if _bound(alias) != value.value]
+        kept = [alias for alias in _aliases(statement) if _bound(alias) != name]
         if kept:
             kept[-1] = kept[-1].with_changes(comma=_aliases(statement)[-1].comma)
             body.append(line.with_changes(body=[statement.with_changes(names=kept)]))
         else:
-            left_over += [empty for empty in line.leading_lines if empty.comment]
+            left_over += line.leading_lines
     return module.with_changes(body=body)
 
 
