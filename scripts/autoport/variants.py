@@ -6,7 +6,7 @@ are declared in ``.autoport/<model>/variants.json``.
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -42,6 +42,24 @@ FORMATS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "mxfp4": {"mxfp4": {"quant_method": "mxfp4"}},
 }
+
+
+def checkpoint_format(declared: Mapping[str, Any]) -> str:
+    """What `checkpoint_format` of a generated config.py says of this quantization_config."""
+    words = [declared.get("quant_method", "unknown"), declared.get("quant_algo"), declared.get("format")]
+    groups = declared.get("config_groups") or {}
+    words += [f"{group['weights']['type']}{group['weights']['num_bits']}" for group in groups.values()]
+    words += ["in blocks"] if declared.get("weight_block_size") else []
+    return " ".join(dict.fromkeys(str(word) for word in words if word))
+
+
+def loaded_by(declared: Any) -> str | None:
+    """The variant that can be generated for checkpoints with this quantization_config, e.g. ``"fp8"``."""
+    try:
+        found = checkpoint_format(declared)
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return next((name for name, formats in FORMATS.items() if found in formats), None)
 
 
 class Condition(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import torch
 from autoport.codegen.generate import render_package
 from autoport.codegen.support import parameters
 from autoport.schema import Architecture
+from autoport.variants import FORMATS
 from plans import LLAMA3, QWEN2, YI, plan
 from safetensors.torch import save_file
 
@@ -301,3 +302,45 @@ def test_rope_is_transformers_rope() -> None:
     plain = on_meta("yi", rope_parameters=msgspec.to_builtins({"rope_type": "default", "rope_theta": 5e5}))
     unscaled = plain.model.rotary_emb.inv_freq(torch.device("cpu"))
     assert (unscaled[-1] / expected[-1]).item() == pytest.approx(32, rel=1e-5)
+
+
+# --- vLLM ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_vllm_takes_the_factory_for_a_text_generator(name: str) -> None:
+    from vllm.model_executor.models.registry import _ModelInfo
+
+    factory = getattr(package(name, "factory"), PORTS[name][0].hf_name)
+    found = _ModelInfo.from_model_cls(factory)
+    assert found.architecture == PORTS[name][0].hf_name
+    assert found.is_text_generation_model
+    assert not any((found.is_pooling_model, found.supports_pp, found.is_hybrid, found.supports_multimodal))
+
+
+def test_the_factory_stores_the_implementation_and_delegates_to_it() -> None:
+    factory = package("yi", "factory").LlamaForCausalLM
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=hf_config()),
+        additional_config={"neuron_config": {"on_device_sampling_config": None}},
+    )
+    with torch.device("meta"):
+        model = factory(vllm_config=vllm_config)
+    assert type(model._model).__module__ == "vllm_neuron.model.yi.model"
+    assert model._model.sampler is None
+    model._model.forward = lambda *args, **kwargs: (args, kwargs)
+    assert model(1, positions=2) == ((1,), {"positions": 2})
+
+
+def test_an_odd_number_of_heads_on_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package("yi", "factory"), "get_tp_group", lambda: SimpleNamespace(world_size=4))
+    with pytest.raises(
+        package("yi").UnsupportedConfigError, match="an even number of the 4 heads on each rank"
+    ):
+        on_meta("yi")
+
+
+@pytest.mark.parametrize("variant", FORMATS)
+def test_a_config_is_named_by_its_checkpoint_format(variant: str) -> None:
+    for name, declared in FORMATS[variant].items():
+        assert package("yi", "config").checkpoint_format(hf_config(quantization_config=declared)) == name

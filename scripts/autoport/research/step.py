@@ -22,8 +22,11 @@ TOKENIZER_FILES = ("tokenizer", "vocab.", "merges.", "spiece.", "tekken.")
 FACTOR = re.compile(r"_(multiplier|scale|scaling|factor|scalar|softcapping)$")
 
 
-def research(source_name: str) -> tuple[Facts, Checkpoint]:
+def research(source_name: str, model: str = "NAME") -> tuple[Facts, Checkpoint]:
     """Read what a model's config and headers say; of a config without weights, what can be known of it.
+
+    Args:
+        model: Name of the port, for commands in messages.
 
     Raises:
         Refusal: with the problems of the config and of the checkpoint together.
@@ -47,7 +50,7 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
         problems += refusal.problems
     try:
         checkpoint = no_weights(source) or read_checkpoint(source)
-        problems += quantization_problems(config, source.config_file, checkpoint)
+        problems += quantization_problems(config, source.config_file, checkpoint, model)
     except Refusal as refusal:
         problems += refusal.problems
     if problems or facts is None or checkpoint is None:
@@ -89,7 +92,7 @@ def run(port: Port, options: Options) -> Outcome:
             port.state_dir,
             f"autoport research {port.name} SOURCE",
         )
-    facts, checkpoint = research(port.source)
+    facts, checkpoint = research(port.source, port.name)
     if options.probe:
         facts.warnings += probe(facts)
     port.write_state("facts.json", facts)

@@ -72,8 +72,7 @@ def checkpoint_format(hf_config: Any) -> str | None:
         return None
     values = declared if isinstance(declared, dict) else declared.to_dict()
     words = [values.get("quant_method", "unknown"), values.get("quant_algo"), values.get("format")]
-    words += [
-        f"{g['weights']['type']}{g['weights']['num_bits']}" for g in values.get("config_groups", {}).values()
-    ]
+    groups = values.get("config_groups") or {}
+    words += [f"{group['weights']['type']}{group['weights']['num_bits']}" for group in groups.values()]
     words += ["in blocks"] if values.get("weight_block_size") else []
     return " ".join(dict.fromkeys(str(word) for word in words if word))
