@@ -2,6 +2,7 @@
 
 import pytest
 from autoport.analysis.architecture import describe_architecture
+from autoport.analysis.families import FAMILIES, find_family
 from autoport.errors import Refusal
 from autoport.research.step import research
 from checkpoints import llama_keys, real_config, small_config, write_checkpoint
@@ -198,6 +199,17 @@ def test_what_the_class_ignores_is_no_part_of_the_port(tmp_path, changes, rule):
     assert problem.rule == rule
     assert "ignores" in problem.found
     assert "remove" in problem.next_step
+
+
+def test_a_class_name_in_other_capitals_is_the_same_class_and_stays_as_it_is_written():
+    assert find_family("PhiMoEForCausalLM", "phimoe") is FAMILIES["PhimoeForCausalLM"]
+    assert find_family("PhiMoEForCausalLM", "phi3") is None
+    assert find_family("NewForCausalLM", "phimoe") is None
+
+
+def test_the_exact_name_of_the_config_is_the_one_to_register(tmp_path):
+    described = describe(tmp_path, small_config(architectures=["LLaMAForCausalLM"]))
+    assert described.hf_name == "LLaMAForCausalLM"
 
 
 def test_an_architecture_out_of_scope_is_the_only_problem(tmp_path):

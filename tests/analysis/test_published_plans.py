@@ -104,7 +104,7 @@ EXPECTED |= {
     "qwen3-30b-a3b": ("qwen3_moe", 4, "128 experts of 768, 8 per token, in 48 layers"),
     "qwen2-57b-a14b": ("gpt_oss", None, "shared experts"),
     "mixtral-8x7b": ("qwen3_moe", 8, "softmax over all; renormalised"),
-    "gpt-oss-20b": ("qwen3_moe", 4, "sinks"),
+    "gpt-oss-20b": ("gpt_oss", 4, "gate and up clamped at 7.0"),
 }
 
 

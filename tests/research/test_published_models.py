@@ -5,6 +5,7 @@ import json
 import logging
 
 import pytest
+from autoport.research.aliases import ALIASES
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
 from published import PUBLISHED
@@ -47,6 +48,10 @@ def test_the_facts_agree_with_the_config_class(tmp_path, name):
             assert facts[field].value == getattr(text, attribute), field
     for fact in facts.values():
         assert fact.source.startswith(("config.json: ", "derived: ")) or " default " in fact.source, fact
+    given = PUBLISHED[name].get("text_config", PUBLISHED[name])
+    for field, fact in facts.items():
+        spelled = [key for key in ALIASES.get(field, ()) if given.get(key) is not None]
+        assert " default " not in fact.source or not spelled, (field, fact)
     expected = getattr(text, "rope_parameters", None)
     if expected is None:
         assert facts["rope_type"].value == "none"

@@ -10,7 +10,7 @@ from autoport.analysis.crosscheck import (
     ignored_problems,
     projection_problems,
 )
-from autoport.analysis.families import FAMILIES
+from autoport.analysis.families import find_family
 from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import describe_moe, moe_checks, moe_layers, moe_readings
@@ -46,7 +46,7 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
     Raises:
         Refusal: with every feature that is out of scope and every disagreement of config and checkpoint.
     """
-    family = FAMILIES.get(facts.architecture.value)
+    family = find_family(facts.architecture.value, facts.model_type.value)
     where = checkpoint.source
     problems = facts_problems(facts)
     if family is None:

@@ -2,6 +2,7 @@
 
 import re
 
+from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.reference import load_table
 from autoport.schema import Architecture, Facts, Norm, Rope, Section, WeightMap
 
@@ -139,6 +140,8 @@ def _attention(architecture: Architecture, facts: Facts, source: dict[str, str])
 
 def _mlp(architecture: Architecture, facts: Facts, source: dict[str, str]) -> Row:
     mlp = architecture.mlp
+    if not has_dense_layers(architecture):
+        return "none: every layer has experts", "none", source["num_experts"]
     bias = ", with biases" if mlp.bias else ""
     target = f"{mlp.kind}, {mlp.activation}, intermediate {mlp.intermediate_size}{bias}"
     changes = ["sizes"]
@@ -165,6 +168,11 @@ def _moe(architecture: Architecture, facts: Facts) -> Row:
         (routing.correction_bias, "a bias for the choice only"),
         (routing.groups > 1, f"{routing.top_groups} of {routing.groups} groups"),
         (routing.scaling is not None, f"times {routing.scaling}"),
+        (moe.activation != "silu", moe.activation),
+        (moe.clamp is not None, f"gate and up clamped at {moe.clamp}"),
+        (moe.up_offset is not None, f"up plus {moe.up_offset}"),
+        (moe.bias, "biases in the experts"),
+        (routing.bias, "a bias of the router"),
         (moe.shared is not None, "shared experts"),
     ):
         if present:
@@ -215,5 +223,6 @@ def _head(architecture: Architecture, facts: Facts, source: dict[str, str]) -> R
             target, change = f"{target}, {name} {value:g}", f"{change}; {name}"
     if head.bias:
         target, change = f"{target}, with a bias", f"{change}; bias"
-    scales = _places(facts, "scale", "softcap", of="ForCausalLM|HeadModel")
+    changed = head.scale is not None or head.softcap is not None
+    scales = _places(facts, "scale", "softcap", of="ForCausalLM|HeadModel") if changed else ""
     return target, change, _joined(source["tie_word_embeddings"], scales)

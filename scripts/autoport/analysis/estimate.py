@@ -8,7 +8,7 @@ from autoport.analysis.architecture import layer_norm_of
 from autoport.analysis.attention import LARGEST_FUSED_HEAD_DIM, describe_attention
 from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.expert_parallel import plan_expert_parallel
-from autoport.analysis.families import FAMILIES
+from autoport.analysis.families import find_family
 from autoport.analysis.instances import Instance, find_instance
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.tensor_parallel import check_rules, plan_tensor_parallel, total_bytes
@@ -91,7 +91,7 @@ def weight_parts(facts: Facts, size: Dimensions) -> dict[str, WeightBytes]:
 
 def _is_fused(facts: Facts) -> bool:
     """Whether the port's attention will run in the fused operators, as far as a config tells."""
-    family = FAMILIES.get(facts.architecture.value)
+    family = find_family(facts.architecture.value, facts.model_type.value)
     if family is None:
         return bool(facts.fields["head_dim"].value <= LARGEST_FUSED_HEAD_DIM)
     traits, keys = Traits(family, facts), CheckpointKeys((), family.keys)
@@ -101,7 +101,7 @@ def _is_fused(facts: Facts) -> bool:
 
 def _is_plain(facts: Facts) -> bool:
     """Whether the MLP has no gate: as declared, else as the modeling file was read."""
-    family = FAMILIES.get(facts.architecture.value)
+    family = find_family(facts.architecture.value, facts.model_type.value)
     if family is not None:
         return family.mlp == "plain"
     gated = [item.value["gated"] for item in facts.modeling.findings if item.topic == "activation"]

@@ -27,6 +27,8 @@ def features(architecture: Architecture, tp: TpPlan | None = None) -> set[str]:
         found.add("nope")
     if architecture.moe is not None:
         found.add("moe")
+        if architecture.attention.sinks:
+            found.add("moe_sinks")
         if tp is not None and tp.recommended is None:
             found.add("moe_ep")
     return found

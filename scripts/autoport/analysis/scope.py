@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from autoport.analysis.families import FAMILIES
+from autoport.analysis.families import find_family
 from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.families.refused import REFUSED
 from autoport.analysis.keys import CheckpointKeys
@@ -61,7 +61,7 @@ FOREIGN_KEYS = [
 def facts_problems(facts: Facts) -> list[Problem]:
     """Every feature of the config that is out of scope."""
     found = [*_class_findings(facts)]
-    family = FAMILIES.get(facts.architecture.value)
+    family = find_family(facts.architecture.value, facts.model_type.value)
     if family:
         traits = Traits(family, facts)
         found += [*_feature_findings(facts.fields, traits), *_rope_findings(facts.fields, traits)]
@@ -71,7 +71,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
 
 def _class_findings(facts: Facts) -> Iterator[Finding]:
     name, model_type = facts.architecture.value, facts.model_type.value
-    family = FAMILIES.get(name)
+    family = find_family(name, model_type)
     if family is None:
         reasons = [REFUSED[name]] if name in REFUSED else []
         nearest = "gpt_oss" if "num_experts" in facts.fields else "llama3"

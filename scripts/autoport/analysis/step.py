@@ -8,7 +8,7 @@ from autoport.analysis.comparison import compare
 from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.expert_parallel import plan_expert_parallel
-from autoport.analysis.families import FAMILIES
+from autoport.analysis.families import find_family
 from autoport.analysis.instances import find_instance
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.pitfalls import pitfalls
@@ -56,7 +56,8 @@ def make_plan(
             "add the .safetensors files and run Step 1 again; 'autoport compute-tp' needs the config only",
         )
     described = describe_architecture(facts, checkpoint)
-    family = FAMILIES[described.hf_name]
+    family = find_family(described.hf_name, described.model_type)
+    assert family is not None, "describe_architecture refuses other classes"
     conflicts = source_problems(facts, family, described)
     if conflicts:
         raise Refusal(*conflicts)
@@ -127,7 +128,7 @@ def run(port: Port, options: Options) -> Outcome:
     checkpoint = port.read_state("checkpoint.json", Checkpoint, "research")
     plan = make_plan(port.name, facts, checkpoint, options, decisions.load(port))
     port.write_state("plan.json", plan)
-    unconsumed = unconsumed_keys(facts, FAMILIES[plan.architecture.hf_name])
+    unconsumed = unconsumed_keys(facts, find_family(facts.architecture.value, facts.model_type.value))
     gates = {"unconsumed": unconsumed} if unconsumed else {}
     if facts.remote_code:
         gates["remote_code"] = facts.remote_code

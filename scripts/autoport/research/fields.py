@@ -218,8 +218,10 @@ class Resolver:
 
     def _is_declared(self, key: str) -> bool:
         own = self.renamed.get(key, key)
-        return own in self.defaults or (
-            own in self.attributes and not self.attributes[own].source.startswith("config.json: ")
+        return (
+            key in self.defaults
+            or own in self.defaults
+            or (own in self.attributes and not self.attributes[own].source.startswith("config.json: "))
         )
 
     def _default(self, name: str) -> Fact | None:

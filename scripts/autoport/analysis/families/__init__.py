@@ -26,3 +26,11 @@ FAMILIES: dict[str, Family] = {
     )
     for family in lineage
 }
+
+
+def find_family(hf_name: str, model_type: str) -> Family | None:
+    """The declaration of a class; checkpoints may spell its name with other capitals (PhiMoE, Phimoe)."""
+    if hf_name in FAMILIES:
+        return FAMILIES[hf_name]
+    same = (family for name, family in FAMILIES.items() if name.lower() == hf_name.lower())
+    return next((family for family in same if family.model_type == model_type), None)
