@@ -1,6 +1,8 @@
-"""Fuzz the readers of headers and configs for a while: python benchmarks/fuzz.py [--seconds 3600] [--seed 0]
+"""Fuzz the readers of headers and configs, and the planning of what was read.
 
-Stops at the first input that is neither read nor refused, and prints its seed.
+    python benchmarks/fuzz.py [--seconds 3600] [--seed 0]
+
+Stops at the first input that is neither read (or planned) nor refused, and prints its seed.
 """
 
 import argparse
@@ -12,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from fuzzing import config_case, header_case
+from fuzzing import config_case, header_case, plan_case
 
 
 def main() -> int:
@@ -26,7 +28,7 @@ def main() -> int:
         headers.mkdir()
         configs.mkdir()
         while time.monotonic() < end:
-            for case, place in ((header_case, headers), (config_case, configs)):
+            for case, place in ((header_case, headers), (config_case, configs), (plan_case, configs)):
                 started = time.process_time()
                 try:
                     case(place, random.Random(seed))
@@ -35,7 +37,8 @@ def main() -> int:
                     raise
                 slowest = max(slowest, time.process_time() - started)
             seed += 1
-    print(f"{seed - arguments.seed} headers and as many configs, no crash; slowest {slowest:.2f} s of CPU")
+    count = seed - arguments.seed
+    print(f"{count} headers, {count} configs and {count} plans, no crash; slowest {slowest:.2f} s of CPU")
     return 0
 
 

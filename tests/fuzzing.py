@@ -2,17 +2,23 @@
 
 import copy
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
+from autoport.port import Options
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
+from autoport.research.step import add_modeling
+from autoport.schema import Checkpoint, TensorHeader
 from checkpoints import llama_keys, small_config, write_safetensors
 from published import PUBLISHED
+from published_keys import keys_of
 
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2**63, 2**64, 10**30, 1e308, 0.5, "", "x", "0", [], [0], [[]], {}, {"a": 1},
@@ -66,7 +72,19 @@ def header_case(folder: Path, rng: random.Random) -> None:
 
 def config_case(folder: Path, rng: random.Random) -> None:
     """Damage a published config and read it: a `Refusal` or facts that are valid JSON, nothing else."""
-    config = copy.deepcopy(PUBLISHED[rng.choice(list(PUBLISHED))])
+    config = damaged(PUBLISHED[rng.choice(list(PUBLISHED))], rng)
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        facts = read_facts(open_source(str(folder)))
+    except Refusal as refusal:
+        check(refusal)
+    else:
+        msgspec.json.encode(facts)
+
+
+def damaged(published: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """A config with up to five of its values replaced or removed."""
+    config = copy.deepcopy(published)
     for _ in range(rng.randint(1, 5)):
         part = config
         nested = [value for value in part.values() if isinstance(value, dict) and value]
@@ -77,10 +95,49 @@ def config_case(folder: Path, rng: random.Random) -> None:
             part.pop(key, None)
         else:
             part[key] = copy.deepcopy(rng.choice(VALUES))
+    return config
+
+
+PLANNED = (
+    "llama-3.1-8b",
+    "gemma-2-9b",
+    "qwen2.5-7b",
+    "phi-4",
+    "falcon-40b",
+    "gpt2",
+    "glm-4-9b",
+    "gpt-oss-20b",
+    "mixtral-8x7b",
+    "command-r7b",
+    "smollm3-3b",
+    "granite-3.1-8b",
+    "minitron-4b",
+    "olmo-2-7b",
+)
+
+
+def plan_case(folder: Path, rng: random.Random) -> None:
+    """Damage a published config, and sometimes its keys, and plan it: a `Refusal` or a plan that is valid JSON."""
+    name = rng.choice(PLANNED)
+    config = damaged(PUBLISHED[name], rng)
     (folder / "config.json").write_text(json.dumps(config))
+    tensors = {
+        key: TensorHeader(dtype, shape, "model.safetensors", 2 * math.prod(shape))
+        for key, (dtype, shape) in keys_of(name).items()
+    }
+    for key in rng.sample(list(tensors), rng.choice([0, 0, 1, 3])):
+        header = tensors.pop(key)
+        shape = rng.choice([(), (1,), (0, 2), (*header.shape, 2), header.shape[::-1]])
+        tensors[rng.choice([key, f"{key}.x", key.replace("0", "99"), "layers"])] = msgspec.structs.replace(
+            header, shape=shape, dtype=rng.choice(["BF16", "F32", "U8", "I64"])
+        )
+    checkpoint = Checkpoint(
+        "fuzz", ["model.safetensors"], tensors, sum(t.num_bytes for t in tensors.values()), 0
+    )
     try:
-        facts = read_facts(open_source(str(folder)))
+        source = open_source(str(folder))
+        facts = read_facts(source)
+        add_modeling(source, facts)
+        msgspec.json.encode(make_plan("model", facts, checkpoint, Options()))
     except Refusal as refusal:
         check(refusal)
-    else:
-        msgspec.json.encode(facts)

@@ -90,6 +90,11 @@ def test_types_are_told_apart(tmp_path, block, rope_type):
         ({"rope_theta": "1e6"}, "rope_theta is '1e6', not a number"),
         ({"rope_theta": True}, "not a number"),
         ({"rope_theta": 0}, "not a finite number above zero"),
+        ({"rope_theta": None}, "rope_theta is null"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1e308}},
+            "partial_rotary_factor is 1e+308",
+        ),
     ],
 )
 def test_a_wrong_block_is_named(tmp_path, changes, found):

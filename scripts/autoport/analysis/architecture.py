@@ -68,7 +68,7 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
         problems += bias_problems(facts, family, keys, where)
         problems += head_problems(facts, keys, where)
         problems += projection_problems(facts, keys, checkpoint)
-    blocking = ("SCOPE-ARCH", "MOE-")  # without these there is no description
+    blocking = ("SCOPE-ARCH", "SCOPE-ROPE", "CFG-ROPE", "MOE-")  # without these there is no description
     if dtype and not any(problem.rule.startswith(blocking) for problem in problems):
         traits = Traits(family, facts)
         architecture = assemble(traits, keys, dtype)

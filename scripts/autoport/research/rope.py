@@ -38,7 +38,24 @@ def resolve_rope(resolver: Resolver) -> dict[str, Fact]:
             theta = _class_theta(resolver)
             facts |= {"rope_theta": theta} if theta else {}
         return facts
-    return facts | _from_class(resolver, facts, computed)
+    facts |= _from_class(resolver, facts, computed)
+    _check_factor(resolver, facts["rope_parameters"].value)
+    if "rope_theta" not in facts and facts["rope_type"].value != "per_layer_type":
+        resolver.problem(
+            "CFG-ROPE",
+            f"rope_theta is null, and so it is for the class ({computed.source})",
+            "write its number in config.json, or remove the key to take the class's default",
+        )
+    return facts
+
+
+def _check_factor(resolver: Resolver, parameters: dict[str, Any]) -> None:
+    """Record (CFG-ROPE) a part of a head that cannot be: of all layers, or of a kind of layers."""
+    for block in (parameters, *(part for part in parameters.values() if isinstance(part, dict))):
+        factor = block.get("partial_rotary_factor")
+        if factor is not None and (is_number(factor) or factor > 1):
+            found = f"partial_rotary_factor is {describe(factor)}, not a number above 0 and up to 1"
+            resolver.problem("CFG-ROPE", found, "correct it in config.json")
 
 
 def _from_class(resolver: Resolver, facts: dict[str, Fact], computed: Fact) -> dict[str, Fact]:
