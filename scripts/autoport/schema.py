@@ -144,6 +144,8 @@ class Rope(msgspec.Struct, frozen=True):
             2i with 2i + 1. The weight loader reorders them, so that the graph always rotates halves.
         rotary_dim: Dimensions that rotate; None for the whole head.
         sign: -1 where the class rotates the other way.
+        mscale: Whether ``longrope`` scales cos and sin by its two mscale numbers, and has the short factors at
+            every length.
     """
 
     kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -152,6 +154,7 @@ class Rope(msgspec.Struct, frozen=True):
     pairing: Literal["half", "interleaved"] = "half"
     rotary_dim: int | None = None
     sign: Literal[1, -1] = 1
+    mscale: bool = False
 
 
 class QkNorm(msgspec.Struct, frozen=True):

@@ -162,8 +162,15 @@ def test_a_tied_head_that_differs_is_refused(tmp_path):
         ),
         ({"model_type": "mistral", "sliding_window": None}, "SCOPE-ARCH", "'mistral'"),
         ({"hidden_act": "tanh"}, "SCOPE-ACTIVATION", "'tanh'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "SCOPE-ROPE", "'dynamic' is not supported"),
-        ({"rope_scaling": {"type": "su", "factor": 4.0}}, "SCOPE-ROPE", "'longrope' is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": "4"}}, "CFG-ROPE", "factor, found '4'"),
+        (
+            {
+                "original_max_position_embeddings": 16,
+                "rope_scaling": {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0]},
+            },
+            "CFG-ROPE",
+            "long_factor, a list of 8 numbers, found [2.0]",
+        ),
         ({"rope_scaling": {"rope_type": "xyz"}}, "SCOPE-ROPE", "'xyz' is unknown"),
         ({"rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}}, "SCOPE-ROPE", "'mrope'"),
         ({"partial_rotary_factor": 0.5}, "SCOPE-ROPE", "0.5"),
@@ -258,7 +265,7 @@ def test_another_family_of_key_names_is_refused(tmp_path):
 
 
 def test_every_feature_is_named_at_once(tmp_path):
-    config = small_config(hidden_act="tanh", rope_scaling={"type": "dynamic", "factor": 4.0})
+    config = small_config(hidden_act="tanh", rope_scaling={"type": "xyz", "factor": 4.0})
     keys = llama_keys(config) | {"model.layers.0.self_attn.q_norm.weight": ("BF16", (16,))}
     rules = {problem.rule for problem in refused(tmp_path, config, keys)}
     assert rules == {"SCOPE-ACTIVATION", "SCOPE-ROPE", "SCOPE-QK-NORM"}

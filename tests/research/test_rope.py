@@ -109,7 +109,7 @@ def test_the_way_forward_lists_the_types_that_can_be_ported_with_their_numbers(t
     (problem,) = caught.value.problems
     for kind, (required, _) in PARAMETERS.items():
         if kind != "default":
-            assert f"{kind} (with {', '.join(required)})" in problem.next_step
+            assert f"{kind} (with {', '.join(required)}" in problem.next_step
 
 
 def test_the_facts_agree_with_what_transformers_makes_of_the_same_config(tmp_path):

@@ -1,5 +1,6 @@
 """Features of architectures, each in a port of a tiny checkpoint of a real class, proven at TP 2."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ PORTED = [
     "nemotron",
     "olmo3: YaRN",
     "openai-gpt",
+    "phi3: LongRoPE, partial rotary",
+    "phimoe: LongRoPE",
     "qwen3: windows",
     "stablelm: biases, q and k norm",
 ]
@@ -65,6 +68,9 @@ def test_a_port_equals_its_class(ported: Ported) -> None:
 
 
 FAULTS = {
+    "short factors in a long context": ("phi3: LongRoPE", r'"long_factor" if self\.is_long else ', ""),
+    "long factors in a short context": ("phi3: LongRoPE", r' if self\.is_long else "short_factor"', ""),
+    "LongRoPE's factor of cos and sin dropped": ("phi3: LongRoPE", r"\* factor, freqs", ", freqs"),
     "softcap dropped": ("gemma2", r"scores = self\.softcap \* torch\.tanh\(.+\)", "pass"),
     "window ignored": ("qwen3: windows", r"sliding_window=self\.window", "sliding_window=None"),
     "window one too long": ("mistral", r"positions - window \+ 1", "positions - window"),
@@ -100,3 +106,11 @@ def test_a_fault_is_red(fault: str, tmp_path: Path) -> None:
     model.write_text(text)
     assert subject.failure()
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("ported", ["llama: dynamic scaling"], indirect=True)
+def test_dynamic_scaling_is_refused_where_it_would_begin(ported: Ported) -> None:
+    assert ported.failure() == ""
+    path = ported.prepared.checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 512}))
+    assert "max_model_len 1024 (possible: up to 512" in ported.failure()

@@ -59,6 +59,22 @@ def _scaling(rope: Rope) -> Iterator[tuple[str, str]]:
     original = rope.parameters.get("original_max_position_embeddings")
     if rope.kind == "default":
         return
+    if rope.kind == "longrope":
+        factors = (
+            "short_mscale, beyond it long_mscale"
+            if rope.mscale
+            else "the short factors, beyond it the long ones"
+        )
+        yield (
+            "PIT-LONGROPE",
+            f"a server whose max_model_len is up to {original} takes {factors}, for every prompt",
+        )
+    if rope.kind == "dynamic":
+        yield (
+            "PIT-ROPE-DYNAMIC",
+            "the scaling begins beyond max_position_embeddings; the port serves no longer contexts",
+        )
+        return
     beyond = f" only in positions beyond {original:g}" if isinstance(original, (int, float)) else " late"
     yield "PIT-ROPE-LONG", f"a missing {rope.kind} scaling of RoPE may show{beyond}; compare inv_freq"
 

@@ -10,6 +10,11 @@ from autoport.schema import Fact, Rope
 PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "longrope": (
+        ("original_max_position_embeddings",),
+        ("short_factor", "long_factor", "factor", "attention_factor", "short_mscale", "long_mscale"),
+    ),
     "llama3": (
         ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
         (),
@@ -64,6 +69,7 @@ def _rope(traits: Traits, block: dict[str, Any]) -> Rope:
         pairing=family.pairing,
         rotary_dim=rotary_dim(traits, block),
         sign=family.rope_sign,
+        mscale=kind == "longrope" and family.rope_mscale,
     )
 
 

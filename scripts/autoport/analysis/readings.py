@@ -58,7 +58,8 @@ def config_readings(
         readings["layer_windows"] = family.windows
     if len(set(labels)) > 1 or rope_by_label(traits, labels):
         readings["layer_ropes"] = family.rope_labels
-    if family.positions == "learned":
+    rope = describe_rope(traits)
+    if family.positions == "learned" or (rope and rope.kind in ("dynamic", "longrope")):
         readings["max_position_embeddings"] = traits.attribute("max_position_embeddings")
     return readings
 

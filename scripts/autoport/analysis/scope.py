@@ -9,7 +9,7 @@ from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.families.refused import REFUSED
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import moe_findings
-from autoport.analysis.positions import PARAMETERS, rope_by_label
+from autoport.analysis.positions import PARAMETERS, rope_by_label, rotary_dim
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
 from autoport.research.config import NOT_PORTED
@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str, Activation] = {
 Dtype = Literal["bfloat16", "float16", "float32"]
 DTYPES: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
 HEADER_DTYPES: dict[str, Dtype] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-KNOWN_ROPE_TYPES = ("linear", "dynamic", "yarn", "longrope", "mrope", "proportional", "per_layer_type")
+KNOWN_ROPE_TYPES = ("mrope", "proportional", "per_layer_type")
 
 # Parts of a layer that a family must have declared: pattern of the key in the layer, rule, what it is.
 FOREIGN_KEYS = [
@@ -119,13 +119,18 @@ def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Findi
             yield "SCOPE-ROPE", found, "remove it from config.json"
     if kind != "per_layer_type":
         yield from _scaling_findings(kind, parameters, source)
+        if kind == "longrope":
+            yield from _longrope_findings(traits, parameters, source)
         return
     if not traits.family.rope_labels:
         yield "SCOPE-ROPE", f"a rotary embedding for each kind of layer ({source})", NEXT_STEP
         return
     for label, block in parameters.items():
         if isinstance(block, dict):
-            yield from _scaling_findings(block.get("rope_type", "default"), block, f"{source}.{label}")
+            kind = block.get("rope_type", "default")
+            yield from _scaling_findings(kind, block, f"{source}.{label}")
+            if kind in ("dynamic", "longrope"):
+                yield "SCOPE-ROPE", f"rope_type {kind!r} for one kind of layer ({source}.{label})", NEXT_STEP
     ropes = rope_by_label(traits, traits.per_layer(traits.family.rope_labels))
     if len({rope.rotary_dim for rope in ropes.values()}) > 1:
         yield "SCOPE-ROPE", f"kinds of layers that rotate different parts of a head ({source})", NEXT_STEP
@@ -147,6 +152,21 @@ def _scaling_findings(kind: Any, parameters: Mapping[str, Any], source: str) -> 
             f"low_freq_factor {parameters['low_freq_factor']} ({source})"
         )
         yield "CFG-ROPE", found, "correct them in config.json"
+
+
+def _longrope_findings(traits: Traits, parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:
+    size = (rotary_dim(traits, dict(parameters)) or traits.facts.fields["head_dim"].value) // 2
+    for name in ("short_factor", "long_factor"):
+        factors = parameters.get(name)
+        if not isinstance(factors, list) or len(factors) != size or any(map(is_number, factors)):
+            found = (
+                f"longrope RoPE needs {name}, a list of {size} numbers, found {describe(factors)} ({source})"
+            )
+            yield "CFG-ROPE", found, f"correct {name} in config.json"
+    for name in ("short_mscale", "long_mscale") if traits.family.rope_mscale else ():
+        if is_number(parameters.get(name)):
+            found = f"longrope RoPE needs {name}, found {describe(parameters.get(name))} ({source})"
+            yield "CFG-ROPE", found, f"correct {name} in config.json"
 
 
 def foreign_key_problems(keys: CheckpointKeys, family: Family, where: str) -> list[Problem]:

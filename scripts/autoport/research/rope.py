@@ -14,8 +14,10 @@ from autoport.schema import Fact
 # The numbers that each type cannot do without; these are the types that can be ported.
 REQUIRED_NUMBERS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
+    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
+    "longrope": ("original_max_position_embeddings", "short_factor", "long_factor"),
 }
 RENAMED_TYPES = {"su": "longrope"}
 

@@ -10,7 +10,7 @@ import msgspec
 
 from autoport.errors import refuse
 from autoport.schema import Facts
-from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SPLIT
+from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SINGLE_SHOT_MODEL_LEN, SPLIT
 from autoport.validation.shrink_experts import expert_sizes
 
 TP_SIZES = (1, 2, 4)  # the sizes that the twin admits exactly when the real model does
@@ -18,6 +18,7 @@ MIN_HEAD_DIM = 16  # eight RoPE frequencies
 MAX_HEAD_DIM = 128  # the attention kernels' limit
 MIN_VOCAB = 512
 HIDDEN_MULTIPLES = (256, 128)  # what the decode kernels and the others ask of hidden_size
+LONGROPE_CONTEXT = 2 * SINGLE_SHOT_MODEL_LEN  # the single-shot run is within it, the segmented one beyond
 WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
 
 # Config keys of sizes that a config leaves to its class, so that no key says where they go.
@@ -65,6 +66,11 @@ def shrink(facts: Facts) -> dict[str, Any]:
             twin[_config_key(name, source, facts.config)] = size
     if original_context is not None:
         _replace(twin, "original_max_position_embeddings", original_context)
+    if value["rope_type"] == "longrope":
+        for name in ("short_factor", "long_factor"):
+            factors = value["rope_parameters"][name]
+            count = len(factors) * head_dim // value["head_dim"]
+            _replace(twin, name, [factors[i * len(factors) // count] for i in range(count)])
     _move_token_ids(twin, small_vocab)
     return twin
 
@@ -108,6 +114,8 @@ def _shrink_widths(value: Mapping[str, Any], heads: int) -> tuple[int, int, int 
         fits = as_real(hidden) and (hidden < width) == (real_hidden < real_width)
         if not fits:
             continue
+        if value["rope_type"] == "longrope":
+            return head_dim, hidden, LONGROPE_CONTEXT
         if value["rope_type"] != "llama3":
             return head_dim, hidden, None
         original_context = _shrink_original_context(value["rope_theta"], value["rope_parameters"], head_dim)

@@ -129,6 +129,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     rotary_dim: str = ""
     partial_rotary_factor: float | None = None
     rope_sign: Literal[1, -1] = 1
+    rope_mscale: bool = False
     windows: str = ""
     rope_labels: str = ""
     scale: str = ""

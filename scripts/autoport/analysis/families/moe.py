@@ -316,6 +316,7 @@ MOE_FAMILIES = [
     ),
     Family(
         model_type="phimoe",
+        rope_mscale=True,
         head_bias=True,
         hf_name="PhimoeForCausalLM",
         norm="layer",
