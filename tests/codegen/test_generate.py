@@ -11,6 +11,7 @@ import pytest
 from autoport.codegen.generate import render_package, run
 from autoport.errors import Refusal
 from autoport.port import Options
+from autoport.schema import Violation
 from autoport.workspace import Port
 from plans import LLAMA3, QWEN2, YI, plan
 
@@ -56,6 +57,13 @@ def test_only_what_the_model_needs_is_there(
     assert "fused_qkv_bias_loader" in qwen2["model.py"]
     assert "bias_qkv=self.qkv_proj_bias.unsqueeze(0)" in qwen2["model.py"]
     assert len(llama3["model.py"].splitlines()) < 500
+
+
+def test_an_odd_number_of_heads_is_refused_unless_the_plan_relaxed_the_rule(yi: dict[str, str]) -> None:
+    relaxed = plan(YI)
+    relaxed.tp.candidates[0].relaxed.append(Violation("R2", "9 heads on a rank"))
+    assert "an even number of the" in yi["factory.py"]
+    assert "an even number of the" not in render_package(relaxed, "vllm_neuron")["factory.py"]
 
 
 def test_no_number_of_the_source_is_written_into_the_code(yi: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Loading of checkpoints: keys, dtypes, and what a rank holds."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,3 +108,28 @@ def test_loaded_tensors_do_not_hang_on_the_file(folder, tmp_path):
 def test_no_safetensors_file(tmp_path):
     with pytest.raises(AssertionError, match=r"no \.safetensors file"):
         SafetensorsCheckpoint(str(tmp_path))
+
+
+def test_loading_takes_little_more_memory_than_the_shard(tmp_path):
+    """A rank of two reads half of every tensor, and pages of the mapped file do not pile up."""
+    mebibyte, count = 2**20, 16
+    tensors = {f"w.{index}": torch.ones(16, mebibyte // 4) for index in range(count)}  # 16 MiB each
+    save_file(tensors, tmp_path / "model.safetensors")
+    del tensors
+    model = nn.Module()
+    model.w = nn.ParameterList(
+        nn.Parameter(torch.empty(8, mebibyte // 4, device="meta")) for _ in range(count)
+    )
+    for parameter in model.w:
+        set_weight_loader(parameter, sharding_weight_loader(0, 8, 2))
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    result = SafetensorsCheckpoint(str(tmp_path)).load_sharded(1, 2, model, {}, CPU)
+    shard = sum(tensor.untyped_storage().nbytes() for tensor in result.state_dict.values())
+    assert shard == count * 8 * mebibyte
+    assert resident("VmHWM") - before < 1.3 * shard
+
+
+def resident(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))

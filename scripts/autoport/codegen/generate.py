@@ -84,6 +84,8 @@ def render_context(plan: Plan, package: str, variants: Sequence[Variant] = (BASE
                 [plan.architecture.hf_name, f"{plan.class_prefix}Config", "UnsupportedConfigError"]
             ),
             "arch": plan.architecture,
+            "needs_even_heads": not plan.architecture.attention.composed
+            and not any(broken.rule == "R2" for size in plan.tp.candidates for broken in size.relaxed),
             "weights": {
                 "single": [entry for entry in plan.weights.entries if "{i}" not in entry.parameter],
                 "layered": layered["all"],

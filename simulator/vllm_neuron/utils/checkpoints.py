@@ -1,6 +1,7 @@
 """Loading of safetensors checkpoints, one rank's shards at a time."""
 
 import logging
+import math
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,6 +13,9 @@ from safetensors import safe_open
 from vllm_neuron.utils.weight_loader import Slice, get_weight_loader
 
 logger = logging.getLogger(__name__)
+
+# Bytes of tensors after which the files are mapped anew: pages that were read stay in memory until then.
+MAPPED_LIMIT = 16 * 2**20
 
 
 class CheckpointLoadResult(NamedTuple):
@@ -47,7 +51,8 @@ class SafetensorsCheckpoint:
         self._is_local = os.path.isdir(model_name_or_path)
         self._names = self._list_files()
         assert self._names, f"no .safetensors file in {model_name_or_path}"
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, str] = {}  # tensor -> file
+        self._mapped: dict[str, Any] = {}  # file -> what is open
 
     def get_num_files(self) -> int:
         return len(self._names)
@@ -123,6 +128,7 @@ class SafetensorsCheckpoint:
         self, rank: int, model: torch.nn.Module, mappings: dict[str, str | list[str]], strict: bool
     ) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor | None]]:
         self._ensure_indexed()
+        read = 0
         for name, param in model.named_parameters():
             keys = _keys(name, mappings)
             absent = [key for key in keys if key not in self._files]
@@ -134,9 +140,15 @@ class SafetensorsCheckpoint:
             if absent:
                 yield name, param, None
                 continue
-            tensor = get_weight_loader(param).load([self._get_slice(key) for key in keys], rank)
-            # A tensor that still lies in the mapped file would die with the file and keep all of it mapped.
+            slices = [self._get_slice(key) for key in keys]
+            tensor = get_weight_loader(param).load(slices, rank)
+            # A tensor that still lies in the mapped file would keep all of it mapped.
             yield name, param, tensor if tensor.untyped_storage().resizable() else tensor.clone()
+            read += sum(math.prod(part.get_shape()) * tensor.element_size() for part in slices)
+            if read > MAPPED_LIMIT:
+                read = 0
+                del slices, tensor
+                self._mapped.clear()
 
     def _unexpected(self, model: torch.nn.Module, mappings: dict[str, str | list[str]]) -> list[str]:
         used = {key for name, _ in model.named_parameters() for key in _keys(name, mappings)}
@@ -144,14 +156,18 @@ class SafetensorsCheckpoint:
 
     def _get_slice(self, name: str) -> Slice:
         self._ensure_indexed()
-        return self._files[name].get_slice(name)
+        filename = self._files[name]
+        if filename not in self._mapped:
+            self._mapped[filename] = safe_open(filename, framework="pt")
+        return self._mapped[filename].get_slice(name)
 
     def _ensure_indexed(self) -> None:
         if self._files:
             return
         for filename in self._names:
-            file = safe_open(self._fetch(filename), framework="pt")
-            self._files.update(dict.fromkeys(file.keys(), file))
+            path = self._fetch(filename)
+            with safe_open(path, framework="pt") as file:
+                self._files.update(dict.fromkeys(file.keys(), path))
 
     def _list_files(self) -> list[str]:
         if self._is_local:
