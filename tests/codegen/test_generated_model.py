@@ -344,3 +344,23 @@ def test_an_odd_number_of_heads_on_a_rank_is_refused(monkeypatch: pytest.MonkeyP
 def test_a_config_is_named_by_its_checkpoint_format(variant: str) -> None:
     for name, declared in FORMATS[variant].items():
         assert package("yi", "config").checkpoint_format(hf_config(quantization_config=declared)) == name
+
+
+# --- Hidden states for a drafter ----------------------------------------------------------------------
+
+
+def test_vllm_takes_it_for_a_target_of_eagle3() -> None:
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    model = on_meta(num_hidden_layers=8)
+    assert supports_eagle3(model)
+    assert model.get_eagle3_aux_hidden_state_layers() == (2, 4, 5)
+    assert model.get_eagle3_default_aux_hidden_state_layers() == (2, 4, 5)
+    model.set_aux_hidden_state_layers((1, 8))
+    assert model.get_eagle3_aux_hidden_state_layers() == (1, 8)
+
+
+@pytest.mark.parametrize("layers", [(-1,), (2, 9)])
+def test_a_layer_that_is_not_there_is_refused(layers: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="of a model with 8 layers"):
+        on_meta(num_hidden_layers=8).set_aux_hidden_state_layers(layers)

@@ -46,3 +46,31 @@ def pid(rank):
 def generate(rank, subject, checkpoint, prompts, new_tokens):
     activate_port(rank, subject)
     return load_port(subject, checkpoint, "float32").generate(prompts, new_tokens)
+
+
+def aux_hidden_states(rank, subject, checkpoint, ids, layers, segment):
+    """Hidden states [len(ids), layers * H]: prefill, and decode of the last two; by way of running."""
+    activate_port(rank, subject)
+    whole = {"max_model_len": 2 * segment, "num_batched_tokens_buckets": [2 * segment]}
+    segmented = {"num_batched_tokens_buckets": [segment], "kv_segment_size": segment}
+    found = {}
+    for name, changes in (
+        ("CPU sampling", {}),
+        ("device sampling", {"neuron_config": {}}),
+        ("segmented", segmented),
+    ):
+        options = whole | changes
+        harness = load_port(subject, checkpoint, "float32", **options)
+        harness.set_aux_hidden_state_layers(layers)
+        sequence = harness.add(ids[:-2])
+        parts = []
+        run = harness._forward
+        harness._forward = lambda *a, **k: (run(*a, **k), parts.append(harness.aux_hidden_states))[0]  # noqa: B023
+        harness.prefill(sequence)
+        for token in ids[-2:]:
+            harness.decode([sequence], [token])
+        found[name] = torch.cat(parts)
+    found["default"] = torch.tensor(harness.model.get_eagle3_aux_hidden_state_layers())
+    harness.model.set_aux_hidden_state_layers(())
+    found["unset"] = torch.tensor(harness.model.get_eagle3_aux_hidden_state_layers())
+    return found

@@ -1,7 +1,7 @@
 """One forward as the runner makes it: exact arguments, device rules held, return value checked."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ class ForwardOutput:
     Attributes:
         token_ids: int64 [R], sampled on the device; None when that is off.
         logits: Float [R, vocab]. Beside `token_ids` only if the model gathers them.
+        aux_hidden_states: [tokens, layers * H] in the model's dtype, for a drafter; None if no layers are set.
     """
 
     token_ids: torch.Tensor | None
     logits: torch.Tensor | None
+    aux_hidden_states: torch.Tensor | None = None
 
 
 class Forward:
@@ -52,6 +54,7 @@ class Forward:
         self.groups = groups
         self.samples_on_device = samples_on_device
         self.reports: dict[tuple[str, int], ForwardReport] = {}
+        self.aux_layers: tuple[int, ...] = ()
         self._rank = torch.tensor(get_tp_group().rank_in_group, dtype=torch.int32)
         self._seen: set[tuple[Any, ...]] = set()
         self._compiled = _compile(model) if compiled else None
@@ -84,7 +87,30 @@ class Forward:
         with torch.no_grad():
             output = self._run(arguments, step)
         padded = len(arguments["sampling_positions"])
-        return self._result(output, padded, count if all_positions else len(rows))
+        real = count if all_positions else len(rows)
+        if not self.aux_layers:
+            return self._result(output, padded, real)
+        output, aux = self._without_aux(output, step.bucket)
+        return replace(self._result(output, padded, real), aux_hidden_states=aux[:count])
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """Let the model return the hidden states before these layers; `aux_layers` are those of the next forwards."""
+        self.model.set_aux_hidden_state_layers(layers)
+        self.aux_layers = layers
+
+    def _without_aux(self, output: Any, num_tokens: int) -> tuple[Any, torch.Tensor]:
+        """What a model without a drafter returns, and the hidden states, which come second.
+
+        Raises:
+            ValueError: They are missing, or not one row for each token.
+        """
+        expected = f"hidden states [{num_tokens}, {len(self.aux_layers)} * H] after the first value"
+        if not isinstance(output, tuple) or len(output) != 2 + self.samples_on_device:
+            raise ValueError(f"forward must return {expected}, got {type(output).__name__}")
+        aux = output[1]
+        if not isinstance(aux, torch.Tensor) or aux.dim() != 2 or aux.shape[0] != num_tokens:
+            raise ValueError(f"forward must return {expected}, got {getattr(aux, 'shape', aux)}")
+        return ((output[0], output[2]) if self.samples_on_device else output[0]), aux
 
     @property
     def rank(self) -> int:

@@ -62,6 +62,7 @@ class Harness:
         reports: By kind of step and bucket, what the first such forward did. The rules of the device are held
             in the first forward of each shape, as the device compiles each shape once.
         gathered_logits: Float logits that the last forward returned beside sampled tokens, or None.
+        aux_hidden_states: Hidden states for a drafter [tokens, layers * H] of the last forward, or None.
 
     Raises:
         ValueError: Bucket sizes that the runner refuses.
@@ -92,6 +93,7 @@ class Harness:
         self.prefill_buckets = num_batched_tokens_buckets
         self.decode_buckets = num_seqs_buckets
         self.gathered_logits: torch.Tensor | None = None
+        self.aux_hidden_states: torch.Tensor | None = None
 
         vllm_config = make_vllm_config(hf_config, checkpoint_path, dtype, block_size, max_model_len)
         self.model = load_model(factory_class, hf_config, config, checkpoint_path, vllm_config)
@@ -105,6 +107,10 @@ class Harness:
     @property
     def reports(self) -> dict[tuple[str, int], ForwardReport]:
         return self._run.reports
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """Let the model return the hidden states before these layers, as it does for a drafter."""
+        self._run.set_aux_hidden_state_layers(layers)
 
     def add(self, token_ids: abc.Sequence[int]) -> Sequence:
         """Return a new sequence with blocks for its prompt; nothing is computed yet.
@@ -211,6 +217,7 @@ class Harness:
             sampling_params = torch.tensor([GREEDY] * (count if all_positions else len(rows)))
         output = self._run(rows, step, sampling_params, all_positions=all_positions)
         self.gathered_logits = output.logits if self.samples_on_device else None
+        self.aux_hidden_states = output.aux_hidden_states
         result = output.token_ids if self.samples_on_device else output.logits
         assert result is not None
         return result

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.model_executor.models.interfaces import SupportsEagle3
 
 import vllm_neuron.functional as NF
 from vllm_neuron.model.kv_cache import KVSpec, LayerSpec
@@ -300,6 +301,7 @@ class LlamaModel(nn.Module):
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
+        self.aux_hidden_state_layers: tuple[int, ...] = ()  # whose inputs a drafter gets, set by the runner
         # >>> PARALLELISM: the vocabulary is split over the ranks <<<
         self.tp_group = get_tp_group()
         tp_group = self.tp_group.device_group
@@ -312,8 +314,8 @@ class LlamaModel(nn.Module):
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attn_metadata: dict[str, Metadata], rank: Tensor | None
-    ) -> Tensor:
-        """input_ids, positions [T] -> hidden states [T, H]."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """input_ids, positions [T] -> hidden states [T, H], and those for a drafter [T, layers*H] or None."""
         metadata = attn_metadata[self.layers[0].self_attn.layer_name]
         is_prefill = metadata["max_query_len"] > metadata["decode_token_threshold"]
 
@@ -329,10 +331,19 @@ class LlamaModel(nn.Module):
 
         # >>> PARALLELISM: the embedding scatters a prefill's sequence: [T/TP, H], gathered after the norm <<<
         hidden_states = self.embed_tokens(input_ids, scatter_tokens=is_prefill, rank=rank)
-        for layer in self.layers:
+        aux_hidden_states = []
+        for i, layer in enumerate(self.layers):
+            if i in self.aux_hidden_state_layers:
+                aux_hidden_states.append(hidden_states)
             hidden_states = layer(hidden_states, position_embeddings, attn_metadata, decode_mask)
+        if len(self.layers) in self.aux_hidden_state_layers:
+            aux_hidden_states.append(hidden_states)
         hidden_states = self.norm(hidden_states)
-        return self.tp_group.all_gather(hidden_states, dim=0) if is_prefill else hidden_states
+        aux = torch.cat(aux_hidden_states, dim=-1) if aux_hidden_states else None  # [T or T/TP, layers*H]
+        if is_prefill:
+            hidden_states = self.tp_group.all_gather(hidden_states, dim=0)
+            aux = None if aux is None else self.tp_group.all_gather(aux, dim=0)
+        return hidden_states, aux
 
     def cos_sin(self, rotary_emb: nn.Module, positions: Tensor, metadata: Metadata) -> CosSin:
         """cos and sin as the attention operators take them: [1, T, Dh] in prefill, [Dh/2, B, S] in decode."""
@@ -358,7 +369,7 @@ class LlamaModel(nn.Module):
 # ===== Section 7: LM head =========================================================================
 
 
-class LlamaForCausalLM(nn.Module):
+class LlamaForCausalLM(nn.Module, SupportsEagle3):
     """The model as the runner calls it."""
 
     def __init__(self, config: LlamaConfig):
@@ -402,7 +413,7 @@ class LlamaForCausalLM(nn.Module):
         rank: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
-    ) -> Tensor | tuple[Tensor, Tensor | None]:
+    ) -> Tensor | tuple[Tensor | None, ...]:
         """One prefill or decode step.
 
         Args:
@@ -415,24 +426,46 @@ class LlamaForCausalLM(nn.Module):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None.
+            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None. With layers set
+            for a drafter, their hidden states [T, layers*H] come second in either case.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.
-            NotImplementedError: Speculative decoding or prompt embeddings.
+            NotImplementedError: Drafts to verify, or prompt embeddings.
         """
         if spec_decode_metadata is not None:
-            raise NotImplementedError("speculative decoding is not implemented for this model")
+            raise NotImplementedError(
+                "verifying drafts (speculative decoding) is not implemented for this model"
+            )
         if inputs_embeds is not None:
             raise NotImplementedError("prompt embeddings are not implemented for this model")
 
-        hidden_states = self.model(input_ids, positions.to(torch.int32), attn_metadata, rank)  # [T, H]
+        hidden_states, aux_hidden_states = self.model(
+            input_ids, positions.to(torch.int32), attn_metadata, rank
+        )
         hidden_states = torch.index_select(hidden_states, 0, sampling_positions)  # [R, H]
         logits = self.lm_head(hidden_states)  # [R, V], or [R, V/TP] when sampling on the device
         if self.sampler is None:
-            return logits
+            return logits if aux_hidden_states is None else (logits, aux_hidden_states)
         sampled = self.sampler(logits, sampling_params, logit_mask=logit_mask, tp_rank=rank)  # [R]
-        return sampled, (self.tp_group.all_gather(logits, dim=1) if self._gather_logits else None)
+        gathered = self.tp_group.all_gather(logits, dim=1) if self._gather_logits else None
+        return (sampled, gathered) if aux_hidden_states is None else (sampled, aux_hidden_states, gathered)
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """Give the hidden states before these layers to a drafter (Eagle3); the number of layers is after the last.
+
+        Raises:
+            ValueError: There is no such layer.
+        """
+        num_layers = len(self.model.layers)
+        if any(not 0 <= layer <= num_layers for layer in layers):
+            raise ValueError(f"hidden states before layers {layers} of a model with {num_layers} layers")
+        self.model.aux_hidden_state_layers = tuple(layers)
+
+    def get_eagle3_aux_hidden_state_layers(self) -> tuple[int, ...]:
+        """The layers that were set, else the default: an early one, the middle, a late one."""
+        num_layers = len(self.model.layers)
+        return self.model.aux_hidden_state_layers or (2, num_layers // 2, num_layers - 3)
 
     def get_kv_spec(self) -> KVSpec:
         dtype = self.config.torch_dtype
