@@ -266,8 +266,6 @@ def test_what_forward_returns() -> None:
 def test_forward_refuses_what_it_cannot_do() -> None:
     model = ready("yi")
     prefill = step(is_prefill=True, tokens=40, bucket=64)
-    with pytest.raises(NotImplementedError, match="speculative"):
-        model(**prefill, spec_decode_metadata=object())
     with pytest.raises(NotImplementedError, match="prompt embeddings"):
         model(**prefill, inputs_embeds=torch.zeros(64, 256))
     model.model.tp_group = SimpleNamespace(world_size=3)

@@ -74,3 +74,41 @@ def aux_hidden_states(rank, subject, checkpoint, ids, layers, segment):
     harness.model.set_aux_hidden_state_layers(())
     found["unset"] = torch.tensor(harness.model.get_eagle3_aux_hidden_state_layers())
     return found
+
+
+def verified(rank, subject, checkpoint, prompts, drafts, count, on_device):
+    """Greedy tokens after each of two prompts, of which `drafts` guesses some: [(tokens, steps)], and hidden states.
+
+    Every second guess of each step's drafts is made wrong, and every third step all of them are.
+    """
+    activate_port(rank, subject)
+    harness = load_port(subject, checkpoint, "float32", **({"neuron_config": {}} if on_device else {}))
+    harness.set_aux_hidden_state_layers((1,))
+    sequences = [harness.add(prompt) for prompt in prompts]
+    first = [harness.prefill(sequence)[0] for sequence in sequences]
+    tokens = [[int(token if on_device else token.argmax())] for token in first]
+    steps, states = 0, []
+    while any(len(found) <= count for found in tokens):
+        guesses = []
+        for found, right in zip(tokens, drafts, strict=True):
+            guess = right[len(found) :][:3]
+            wrong = steps % 3
+            guesses.append(
+                [token if place < 2 - wrong else (token + 1) % 100 for place, token in enumerate(guess)]
+            )
+        given = [[found[-1], *guess] for found, guess in zip(tokens, guesses, strict=True)]
+        output = harness.verify(sequences, given)
+        states.append(harness.aux_hidden_states)
+        for index, (sequence, found) in enumerate(zip(sequences, tokens, strict=True)):
+            if on_device:
+                accepted = [token for token in output[index].tolist() if token >= 0]
+            else:
+                best = output[index].argmax(-1).tolist()
+                right = 0
+                while right < 3 and best[right] == guesses[index][right]:
+                    right += 1
+                accepted = best[: right + 1]
+            harness.accept(sequence, given[index][: len(accepted)])
+            found += accepted
+        steps += 1
+    return [(found[:count], steps) for found in tokens], states[0]

@@ -16,7 +16,10 @@ FEATURES = {
     "Dependent DP": (NOT_IMPLEMENTED, "the factory refuses it"),
     "EP (expert parallel)": (NOT_APPLICABLE, "dense model"),
     "Cross-DP EP": (NOT_APPLICABLE, "dense model"),
-    "Eagle3 spec decode": (NOT_IMPLEMENTED, "forward refuses it"),
+    "Eagle3 spec decode": (
+        NOT_VERIFIED,
+        "the target's part: hidden states for a drafter, verification of drafts",
+    ),
     "FP8 KV cache": (NOT_IMPLEMENTED, "bind_kv_cache refuses it"),
     "Segmented prefill": (NOT_VERIFIED, ""),
     "On-device sampling": (NOT_VERIFIED, ""),

@@ -66,6 +66,7 @@ class Forward:
         sampling_params: torch.Tensor | None = None,
         logit_mask: torch.Tensor | None = None,
         all_positions: bool = False,
+        drafts: torch.Tensor | None = None,
     ) -> ForwardOutput:
         """Run one step.
 
@@ -74,6 +75,7 @@ class Forward:
                 on-device sampling.
             logit_mask: bool [requests, V or V/TP], True where a token is allowed; not padded.
             all_positions: Sample after every token of a prefill step, and not only after the last.
+            drafts: int32 [requests, k], the last k tokens of each row of a decode step, which are to be verified.
 
         Raises:
             ValueError: The rows do not fit the step, or the model returns something else than the runner
@@ -84,13 +86,22 @@ class Forward:
         if all_positions:
             arguments["sampling_positions"] = torch.arange(count)
             arguments["sampling_params"] = sampling_params
+        real = count if all_positions else len(rows)
+        padded = len(arguments["sampling_positions"])
+        if drafts is not None:
+            arguments["spec_decode_metadata"] = _spec_decode_metadata(drafts, step)
+            if sampling_params is not None:
+                each = _padded(sampling_params, step.bucket, 0.0)
+                arguments["sampling_params"] = each.repeat_interleave(1 + step.num_drafts, dim=0)  # type: ignore[union-attr]
+            if self.samples_on_device:
+                padded = step.bucket
+            else:
+                real = count
         with torch.no_grad():
             output = self._run(arguments, step)
-        padded = len(arguments["sampling_positions"])
-        real = count if all_positions else len(rows)
         if not self.aux_layers:
             return self._result(output, padded, real)
-        output, aux = self._without_aux(output, step.bucket)
+        output, aux = self._without_aux(output, step.num_tokens)
         return replace(self._result(output, padded, real), aux_hidden_states=aux[:count])
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
@@ -180,6 +191,8 @@ class Forward:
         logits: torch.Tensor | None = None
         if self.samples_on_device and isinstance(output, tuple):
             output, logits = output
+        if self.samples_on_device and isinstance(output, torch.Tensor) and output.dim() == 2:
+            return ForwardOutput(output[:real].to(torch.int64), logits)  # [R, 1 + drafts], verified
         dims = 1 if self.samples_on_device else 2
         if not isinstance(output, torch.Tensor) or output.dim() != dims or output.shape[0] != padded:
             expected = f"token ids [{padded}]" if self.samples_on_device else f"logits [{padded}, vocabulary]"
@@ -218,3 +231,12 @@ def _shape(arguments: dict[str, Any]) -> tuple[Any, ...]:
             elif isinstance(value, int):
                 parts.append((name, value))
     return tuple(parts)
+
+
+def _spec_decode_metadata(drafts: torch.Tensor, step: Step) -> Any:
+    """vLLM's description of the drafts of a step, with those of padding."""
+    from vllm_neuron.vllm.internals import SpecDecodeMetadata
+
+    padded = torch.zeros(step.bucket, step.num_drafts, dtype=torch.int32)
+    padded[: len(drafts)] = drafts
+    return SpecDecodeMetadata.make_dummy(padded.tolist(), padded.device)

@@ -179,6 +179,46 @@ class Harness:
             sequence.num_computed += 1
         return output
 
+    def verify(
+        self, sequences: abc.Sequence[Sequence], drafts: abc.Sequence[abc.Sequence[int]]
+    ) -> torch.Tensor:
+        """Compute, in one batch, a token and drafts after it for each sequence, as speculative decoding does.
+
+        The sequences keep their tokens; `accept` appends those that are right.
+
+        Args:
+            drafts: For each sequence the token to append, and k drafts of the ones after it.
+
+        Returns:
+            Float logits [len(sequences), k + 1, vocab] after each of the tokens; with on-device sampling the tokens
+            [len(sequences), k + 1] that the model verified, then -1.
+
+        Raises:
+            ValueError: The lists differ in length.
+            RuntimeError: The cache is full.
+        """
+        count = len(drafts[0])
+        if len(sequences) != len(drafts) or any(len(tokens) != count for tokens in drafts):
+            raise ValueError(f"{len(sequences)} sequences but tokens {drafts}")
+        for sequence in sequences:
+            self._grow(sequence, sequence.num_computed + count)
+        rows = [Row(tokens, s.num_computed, s.blocks) for s, tokens in zip(sequences, drafts, strict=True)]
+        bucket = get_bucket_for_count(len(rows), self.decode_buckets)
+        step = Step(False, bucket, self.block_size, self.max_model_len, self.kv_segment_size, None, count - 1)
+        params = torch.tensor([GREEDY] * len(rows)) if self.samples_on_device else None
+        output = self._run(rows, step, params, drafts=torch.tensor([tokens[1:] for tokens in drafts]))
+        self.gathered_logits, self.aux_hidden_states = None, output.aux_hidden_states
+        if self.samples_on_device:
+            assert output.token_ids is not None
+            return output.token_ids
+        assert output.logits is not None
+        return output.logits.view(len(rows), count, -1)
+
+    def accept(self, sequence: Sequence, token_ids: abc.Sequence[int]) -> None:
+        """Append tokens that `verify` has computed; the cache has them already."""
+        sequence.token_ids += token_ids
+        sequence.num_computed += len(token_ids)
+
     def generate(self, prompts: abc.Sequence[abc.Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Return `max_new_tokens` greedy tokens after each prompt; no token ends a sequence."""
         size = self.decode_buckets[-1]

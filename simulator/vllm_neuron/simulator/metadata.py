@@ -51,12 +51,13 @@ class Step:
 
     Attributes:
         is_prefill: One request with any number of tokens; otherwise decode with one token per request.
-        bucket: Padded number of tokens (in decode also of requests).
+        bucket: Padded number of tokens in prefill, of requests in decode.
         block_size: Tokens per KV-cache block.
         max_model_len: Longest sequence in tokens, which gives the width of block tables.
         kv_segment_size: Segment of segmented prefill in tokens, 0 when it is off.
         context_len: Decode with block tables for this many tokens; None when it is not compiled for shorter
             contexts than `max_model_len`.
+        num_drafts: Drafts that each decode request has after its token, to be verified.
     """
 
     is_prefill: bool
@@ -65,6 +66,12 @@ class Step:
     max_model_len: int
     kv_segment_size: int = 0
     context_len: int | None = None
+    num_drafts: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Padded number of tokens."""
+        return self.bucket if self.is_prefill else self.bucket * (1 + self.num_drafts)
 
 
 def table_width(max_model_len: int, block_size: int) -> int:
@@ -82,23 +89,25 @@ def build_tokens(rows: Sequence[Row], step: Step) -> tuple[torch.Tensor, torch.T
     """Return input_ids, positions and sampling_positions of a step.
 
     Returns:
-        input_ids: int32 [bucket]; padding is 0.
-        positions: int64 [bucket]; padding repeats the last position in prefill and is 0 in decode.
+        input_ids: int32 [tokens]; padding is 0.
+        positions: int64 [tokens]; padding repeats the last position in prefill and is 0 in decode.
         sampling_positions: int64 [1] in prefill, [bucket] in decode: place of each request's last token in
-            the flat tokens; padding repeats the last one.
+            the flat tokens; padding repeats the last one. With drafts, all tokens.
 
     Raises:
         ValueError: The rows do not fit the step.
     """
     _check(rows, step)
-    ids = torch.zeros(step.bucket, dtype=torch.int32)
+    ids = torch.zeros(step.num_tokens, dtype=torch.int32)
     tokens = [token for row in rows for token in row.token_ids]
     ids[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
 
     real = torch.cat([_positions(row) for row in rows])
-    positions = torch.full((step.bucket,), int(real[-1]) if step.is_prefill else 0, dtype=torch.int64)
+    positions = torch.full((step.num_tokens,), int(real[-1]) if step.is_prefill else 0, dtype=torch.int64)
     positions[: len(real)] = real
 
+    if step.num_drafts:
+        return ids, positions, torch.arange(step.num_tokens)
     last = torch.tensor([len(row.token_ids) for row in rows]).cumsum(0) - 1
     sampling = torch.full((_num_requests(step),), int(last[-1]), dtype=torch.int64)
     sampling[: len(last)] = last
@@ -112,9 +121,9 @@ def build_attn_metadata(
 
     - ``block_table_tensor`` int32 [requests, W]: entries without a block are -1. In decode, W is trimmed to
       the window for a sliding-window group.
-    - ``slot_mapping`` int64 [bucket]: block * block_size + offset; 0 for padding.
-    - ``max_query_len`` int: the bucket in prefill, 1 in decode.
-    - ``block_size``, ``max_blocks_per_seq`` (W), ``decode_token_threshold`` (1), ``kv_segment_size`` ints.
+    - ``slot_mapping`` int64 [tokens]: block * block_size + offset; 0 for padding.
+    - ``max_query_len`` int: the bucket in prefill, 1 + drafts in decode.
+    - ``block_size``, ``max_blocks_per_seq`` (W), ``decode_token_threshold`` (1 + drafts), ``kv_segment_size`` ints.
     - ``cached_seq_len`` int32 [1, 1]: tokens that are cached already, the most of all requests.
     - ``full_block_table_tensor`` int32 [requests, untrimmed W], a tensor of its own.
     - ``swa_kv_pos_offset`` int32 [requests]: position of the first column of a table that may be trimmed; only
@@ -132,10 +141,10 @@ def build_attn_metadata(
         entry: dict[str, Any] = {
             "block_table_tensor": full,
             "slot_mapping": _slot_mapping(rows, table, step),
-            "max_query_len": step.bucket if step.is_prefill else 1,
+            "max_query_len": step.bucket if step.is_prefill else 1 + step.num_drafts,
             "block_size": step.block_size,
             "max_blocks_per_seq": full.shape[1],
-            "decode_token_threshold": 1,
+            "decode_token_threshold": 1 + step.num_drafts,
             "cached_seq_len": cached,
             "kv_segment_size": step.kv_segment_size,
             "full_block_table_tensor": full.clone(),
@@ -170,10 +179,12 @@ def _check(rows: Sequence[Row], step: Step) -> None:
         raise ValueError("a step needs at least one request, and each request a token")
     if step.is_prefill and len(rows) != 1:
         raise ValueError(f"a prefill step takes one request, got {len(rows)}")
-    if not step.is_prefill and count != len(rows):
-        raise ValueError(f"a decode step takes one token per request, got {count} for {len(rows)} requests")
-    if count > step.bucket:
-        raise ValueError(f"{count} tokens do not fit the bucket of {step.bucket}")
+    each = 1 + step.num_drafts
+    if not step.is_prefill and any(len(row.token_ids) != each for row in rows):
+        takes = "one token" if each == 1 else f"{each} tokens"
+        raise ValueError(f"a decode step takes {takes} per request, got {count} for {len(rows)} requests")
+    if count > step.num_tokens:
+        raise ValueError(f"{count} tokens do not fit the bucket of {step.num_tokens}")
     longest = max(row.start + len(row.token_ids) for row in rows)
     if longest > step.max_model_len:
         raise ValueError(f"a sequence of {longest} tokens is longer than max_model_len {step.max_model_len}")
@@ -191,7 +202,7 @@ def _block_table(blocks: Sequence[Sequence[int]], step: Step) -> torch.Tensor:
 
 
 def _slot_mapping(rows: Sequence[Row], table: torch.Tensor, step: Step) -> torch.Tensor:
-    slots = torch.zeros(step.bucket, dtype=torch.int64)
+    slots = torch.zeros(step.num_tokens, dtype=torch.int64)
     done = 0
     for index, row in enumerate(rows):
         positions = _positions(row)

@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.sample.sampler import Sampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
@@ -34,6 +35,7 @@ __all__ = [
     "Scheduler",
     "SchedulerOutput",
     "SlidingWindowSpec",
+    "SpecDecodeMetadata",
     "VLLMValidationError",
     "WorkerBase",
     "apply_grammar_bitmask",

@@ -24,6 +24,7 @@ from vllm_neuron.model.kv_cache import KVSpec, LayerSpec
 from vllm_neuron.model.neuron_config import NeuronConfig
 from vllm_neuron.nn import ColumnParallelLinear
 from vllm_neuron.nn.embedding import VocabDimShardedEmbedding
+from vllm_neuron.nn.rejection_sampler import rejection_sampler
 from vllm_neuron.nn.sampler import Sampler
 from vllm_neuron.utils.checkpoints import SafetensorsCheckpoint
 from vllm_neuron.utils.weight_loader import fused_qkv_weight_loader, set_weight_loader, sharding_weight_loader
@@ -425,17 +426,13 @@ class SmolLM3ForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None. With layers set
-            for a drafter, their hidden states [T, layers*H] come second in either case.
+            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k drafts to
+            verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second, if set.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.
-            NotImplementedError: Drafts to verify, or prompt embeddings.
+            NotImplementedError: Prompt embeddings.
         """
-        if spec_decode_metadata is not None:
-            raise NotImplementedError(
-                "verifying drafts (speculative decoding) is not implemented for this model"
-            )
         if inputs_embeds is not None:
             raise NotImplementedError("prompt embeddings are not implemented for this model")
 
@@ -448,6 +445,10 @@ class SmolLM3ForCausalLM(nn.Module, SupportsEagle3):
             return logits if aux_hidden_states is None else (logits, aux_hidden_states)
         sampled = self.sampler(logits, sampling_params, logit_mask=logit_mask, tp_rank=rank)  # [R]
         gathered = self.tp_group.all_gather(logits, dim=1) if self._gather_logits else None
+        if spec_decode_metadata is not None:
+            sampled = rejection_sampler(spec_decode_metadata, sampled)  # [B, k+1], -1 after the accepted ones
+            if aux_hidden_states is None:
+                return sampled
         return (sampled, gathered) if aux_hidden_states is None else (sampled, aux_hidden_states, gathered)
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
