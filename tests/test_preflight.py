@@ -85,6 +85,22 @@ def test_the_name_of_another_model_is_refused_before_research(stock, source):
     assert not Port(stock, "llama3").exists
 
 
+def test_what_a_model_written_by_hand_has_and_lacks_is_said(stock, source):
+    folder = stock.model_dir("by_hand")
+    folder.mkdir()
+    for name in ("config.py", "model.py"):
+        (folder / name).write_text("")
+    rules, text = refused(stock, source, "by_hand")
+    assert rules == ["PORT-FOREIGN"]
+    assert (
+        "it has Step 3: config.py, Step 4: model.py; it lacks Step 3: __init__.py, Step 3: factory.py" in text
+    )
+    assert "Step 5: a row in registry.py" in text
+    (folder / "__init__.py").write_text("")
+    stock.registry_path.write_text("from .by_hand import X\n" + stock.registry_path.read_text())
+    assert "it lacks Step 3: factory.py, Step 6:" in refused(stock, source, "by_hand")[1]
+
+
 def test_a_size_that_cannot_be_proven_is_refused_before_research(stock, source):
     assert refused(stock, source, tp_sizes=[3, 2, 8])[0] == ["PROOF-TP", "PROOF-TP"]
     assert not Port(stock, "tiny").exists

@@ -35,11 +35,32 @@ def _foreign_folder(port: Port, options: "Options") -> list[Problem]:
     return [
         Problem(
             "PORT-FOREIGN",
-            f"{relative}/ has a model that is not a port of this name",
+            f"{relative}/ has a model that is not a port of this name ({what_stands(port)})",
             str(folder),
-            "use another NAME; --force overwrites its files, and is right only where that model is to go",
+            "use another NAME; --force overwrites its files, and is right only where that model is to go. A model "
+            "written by hand goes on at the step of the first part that it lacks",
         )
     ]
+
+
+def what_stands(port: Port) -> str:
+    """Which parts of a model of this name the workspace has, and which it lacks, by the step that makes them."""
+    name, root, package = port.name, port.workspace.root, port.workspace.package
+    model = f"{package}/model/{name}"
+    registry = port.workspace.registry_path
+    row = registry.is_file() and f"from .{name} import" in registry.read_text(
+        encoding="utf-8", errors="replace"
+    )
+    parts = [
+        ("3", f"{model}/config.py"), ("3", f"{model}/factory.py"), ("3", f"{model}/__init__.py"),
+        ("4", f"{model}/model.py"), ("6", f"{model}/README.md"), ("6", f"examples/{package}/models/{name}/run.py"),
+        ("6", f"test/{package}/model/{name}/bf16/e2e/test_logits.py"),
+    ]  # fmt: skip
+    there = {f"Step {step}: {path.rpartition('/')[2]}": (root / path).is_file() for step, path in parts}
+    there["Step 5: a row in registry.py"] = row
+    present = ", ".join(sorted(text for text, found in there.items() if found)) or "nothing"
+    absent = ", ".join(sorted(text for text, found in there.items() if not found)) or "nothing"
+    return f"it has {present}; it lacks {absent}"
 
 
 def _sizes_of_no_twin(options: "Options") -> list[Problem]:
