@@ -120,7 +120,7 @@ def test_logit_test_is_skipped_without_the_plugins_utilities(documented: Port) -
 
 @pytest.mark.parametrize(
     "source",
-    ['"); import os; ("', "a`b|c\nd", "{{ 7 * 7 }}", "/models/it's mine", "'''", "```\n# owned"],
+    ['"); import os; ("', "a`b|c\nd", "{{ 7 * 7 }}", "it's/mine", "'''", "```\n# owned"],
 )
 def test_a_hostile_source_stays_text(port: Port, source: str) -> None:
     port.write_state("plan.json", plan(YI, source=source))
@@ -132,6 +132,20 @@ def test_a_hostile_source_stays_text(port: Port, source: str) -> None:
         assert not [line for line in lines if line.startswith(("# owned", "d`"))]
         assert "49" not in "".join(lines)
     assert table(text(port, RESULTS))["Checkpoint"][0].count("`") == 2
+
+
+def test_a_folder_of_this_machine_is_in_no_file(port: Port) -> None:
+    port.write_state("plan.json", plan(YI, source="/home/ann/models/it's 'yi'"))
+    run(port, Options())
+    files = {path: text(port, path) for path in port.manifest.files}
+    assert not [path for path, content in files.items() if "/home/ann" in content]
+    compile(files[RUN], RUN, "exec")
+    assert "--model-checkpoint" not in defaults(files[RUN])
+    assert "run.py --model-checkpoint FOLDER\n" in files[RUN]
+    assert "`it's 'yi'` (a folder)" in files[RESULTS]
+    assert "run.py --model-checkpoint FOLDER\n" in files[RESULTS]
+    assert "MODEL_CHECKPOINT=FOLDER python -m pytest" in files[RESULTS]
+    assert "MODEL_ID = os.environ.get" in files[LOGITS]
 
 
 def _assignments(source: str, name: str) -> list[ast.Assign]:

@@ -98,6 +98,7 @@ def test_a_green_smoke_test(port, backend):
     assert {check.status for check in result.checks} == {"pass"}
     assert result.on_device.endswith(
         "NEURON_SKIP_EFA_AFFINITY=1 python examples/vllm_neuron/models/yi/run.py"
+        f" --model-checkpoint {port.source}"
     )
     written = json.loads((port.state_dir / "smoke.json").read_text())
     assert written["place"] == "simulator on a laptop"

@@ -100,6 +100,7 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACC
 
 def main() -> None:
     """Entry point: turns refusals, interrupts and write errors into a message and an exit code."""
+    code: int | str | None
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
@@ -111,7 +112,7 @@ def main() -> None:
     except Refusal as refusal:
         code = _refused(refusal)
     except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else ExitCode.DONE
+        code = stop.code
         if code == INTERRUPTED:
             note("interrupted; run the same command again to go on")
         elif isinstance(stop.__context__, BrokenPipeError):

@@ -3,6 +3,7 @@
 import math
 import posixpath
 from collections.abc import Mapping
+from pathlib import Path
 
 from autoport.codegen.features import (
     FEATURES,
@@ -113,7 +114,9 @@ def _context(port: Port, plan: Plan) -> dict[str, object]:
     return {
         "name": port.name,
         "prefix": plan.class_prefix,
-        "source": plan.source,
+        # A folder of this machine is no default for the readers of these files.
+        "source": Path(plan.source).name if is_folder(plan.source) else plan.source,
+        "is_folder": is_folder(plan.source),
         "hf_name": plan.architecture.hf_name,
         "tp_size": tp_size,
         "max_model_len": model_len(EXAMPLE_MODEL_LEN, longest, tp_size),
@@ -122,6 +125,11 @@ def _context(port: Port, plan: Plan) -> dict[str, object]:
         "distribution": distribution(port.workspace),
         "logit_test_model_len": model_len(LOGIT_TEST_MODEL_LEN, longest, tp_size),
     }
+
+
+def is_folder(source: str) -> bool:
+    """Whether a port's source is a folder (kept as an absolute path) instead of a hub id."""
+    return Path(source).is_absolute()
 
 
 def model_len(wanted: int, longest: int, tp_size: int) -> int:

@@ -3,9 +3,14 @@
 import importlib
 import logging
 import os
+import signal
 import sys
 
 from autoport.resources import simulator_dir
+
+# Ctrl-C ends the server at once and without a traceback; until here it was blocked (see `ranks.warm_up`).
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -124,6 +125,7 @@ def run(
         RankError: A rank raised, died or hung.
     """
     check_installed()
+    warm_up()
     import torch
 
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -153,9 +155,17 @@ def _context() -> ForkServerContext:
 
 
 def warm_up() -> None:
-    """Start the server now, so that it imports while this process does something else."""
+    """Start the server now, so that it imports while this process does something else.
+
+    Ctrl-C waits in it until `preload` says what it does there.
+    """
     _context()
-    multiprocessing.forkserver.ensure_running()
+    resource_tracker.ensure_running()  # otherwise the server starts it, which unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait(processes: Sequence[BaseProcess], scratch: Path, log_dir: Path, timeout: float) -> None:

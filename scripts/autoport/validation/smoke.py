@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoport.codegen.document import default_tp_size, record_results, record_section
+from autoport.codegen.document import default_tp_size, is_folder, record_results, record_section
 from autoport.codegen.features import FeatureResult, current_results
 from autoport.codegen.results import OFFLINE, Measured
 from autoport.diagnose import Diagnosis, diagnose, load_catalogue
@@ -124,12 +124,12 @@ def feature_results(result: Smoke, known: Mapping[str, FeatureResult]) -> dict[s
 
 def run_arguments(port: Port, backend: Backend, chosen: Chosen) -> list[str]:
     """Arguments of run.py; none where its own defaults are right."""
-    arguments = []
+    arguments = _checkpoint_argument(port)
     if backend.is_simulated:
         # Its own default is as long as the port allows; prompts are padded to it.
         length = min(SIMULATED_MODEL_LEN, chosen.max_model_len)
         length -= length % math.lcm(128, chosen.tp_size) if length >= 128 else 0
-        arguments += ["--model-checkpoint", chosen.path, "--max-model-len", str(length)]
+        arguments = ["--model-checkpoint", chosen.path, "--max-model-len", str(length)]
     if backend.is_simulated or chosen.tp_size != default_tp_size(
         port.read_state("plan.json", Plan, "analyze")
     ):
@@ -137,10 +137,17 @@ def run_arguments(port: Port, backend: Backend, chosen: Chosen) -> list[str]:
     return arguments
 
 
+def _checkpoint_argument(port: Port) -> list[str]:
+    """run.py has a hub id as its default, a folder of this machine it has not."""
+    return ["--model-checkpoint", port.source] if is_folder(port.source) else []
+
+
 def device_command(port: Port) -> str:
     """What Step 8 runs on a trn2 instance, from the workspace's folder."""
     variables = environment("trn2", port.workspace, needs_expert_parallel(port))
-    return command_line(variables, ["python", port.workspace.run_script(port.name)])
+    return command_line(
+        variables, ["python", port.workspace.run_script(port.name), *_checkpoint_argument(port)]
+    )
 
 
 def needs_expert_parallel(port: Port) -> bool:
