@@ -159,7 +159,7 @@ def test_a_run_that_hangs_is_ended(port, backend):
 
 
 def test_a_run_that_generates_nothing(port, backend):
-    (port.workspace.root / smoke.run_script("yi")).write_text("print('done')\n")
+    (port.workspace.root / port.workspace.run_script("yi")).write_text("print('done')\n")
     result = smoke.smoke(port, backend())
     assert result.checks[0].found == "run.py ended without calling LLM.generate"
     assert not result.passed
