@@ -19,12 +19,16 @@ STATE_FILE = "variants.json"
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
 
 
-def _compressed(form: str, kind: str) -> dict[str, Any]:
-    weights = {"type": kind, "num_bits": 8}
+def _compressed(form: str, kind: str, strategy: str) -> dict[str, Any]:
+    weights = {"type": kind, "num_bits": 8, "strategy": strategy, "symmetric": True, "dynamic": False}
+    activations = {**weights, "strategy": "token", "dynamic": True} if kind == "int" else None
     return {
         "quant_method": "compressed-tensors",
         "format": form,
-        "config_groups": {"group_0": {"weights": weights}},
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+        },
+        "ignore": ["lm_head"],
     }
 
 
@@ -33,14 +37,15 @@ def _compressed(form: str, kind: str) -> dict[str, Any]:
 FORMATS: dict[str, dict[str, dict[str, Any]]] = {
     "fp8": {
         "modelopt FP8": {"quant_method": "modelopt", "quant_algo": "FP8"},
-        "compressed-tensors float-quantized float8": _compressed("float-quantized", "float"),
-        "compressed-tensors naive-quantized float8": _compressed("naive-quantized", "float"),
+        "compressed-tensors float-quantized float8": _compressed("float-quantized", "float", "tensor"),
+        "compressed-tensors naive-quantized float8": _compressed("naive-quantized", "float", "tensor"),
     },
     "int8": {
-        "compressed-tensors int-quantized int8": _compressed("int-quantized", "int"),
-        "compressed-tensors naive-quantized int8": _compressed("naive-quantized", "int"),
+        "compressed-tensors int-quantized int8": _compressed("int-quantized", "int", "channel"),
+        "compressed-tensors naive-quantized int8": _compressed("naive-quantized", "int", "channel"),
     },
-    "mxfp4": {"mxfp4": {"quant_method": "mxfp4"}},
+    # The second name is the one that vLLM gives the method of a GPT-OSS checkpoint before the factory sees it.
+    "mxfp4": {"mxfp4": {"quant_method": "mxfp4"}, "gpt_oss_mxfp4": {"quant_method": "gpt_oss_mxfp4"}},
 }
 
 

@@ -86,4 +86,4 @@ def checkpoint_format(hf_config: Any) -> str | None:
     groups = values.get("config_groups") or {}
     words += [f"{group['weights']['type']}{group['weights']['num_bits']}" for group in groups.values()]
     words += ["in blocks"] if values.get("weight_block_size") else []
-    return " ".join(dict.fromkeys(str(word) for word in words if word))
+    return " ".join(dict.fromkeys(str(word) for word in words if word)) or None
