@@ -45,17 +45,19 @@ def _foreign_folder(port: Port, options: "Options") -> list[Problem]:
 
 def what_stands(port: Port) -> str:
     """Which parts of a model of this name the workspace has, and which it lacks, by the step that makes them."""
-    name, root, package = port.name, port.workspace.root, port.workspace.package
-    model = f"{package}/model/{name}"
+    name, root = port.name, port.workspace.root
+    model = str(port.workspace.model_dir(name).relative_to(root))
     registry = port.workspace.registry_path
     row = registry.is_file() and f"from .{name} import" in registry.read_text(
         encoding="utf-8", errors="replace"
     )
     parts = [
-        ("3", f"{model}/config.py"), ("3", f"{model}/factory.py"), ("3", f"{model}/__init__.py"),
-        ("4", f"{model}/model.py"), ("6", f"{model}/README.md"), ("6", f"examples/{package}/models/{name}/run.py"),
-        ("6", f"test/{package}/model/{name}/bf16/e2e/test_logits.py"),
-    ]  # fmt: skip
+        *(("3", f"{model}/{file}") for file in ("config.py", "factory.py", "__init__.py")),
+        ("4", f"{model}/model.py"),
+        ("6", f"{model}/README.md"),
+        ("6", port.workspace.run_script(name)),
+        ("6", port.workspace.logit_test(name)),
+    ]
     there = {f"Step {step}: {path.rpartition('/')[2]}": (root / path).is_file() for step, path in parts}
     there["Step 5: a row in registry.py"] = row
     present = ", ".join(sorted(text for text, found in there.items() if found)) or "nothing"
