@@ -114,6 +114,20 @@ def test_a_model_that_fits_no_tp_size_is_planned_over_all_ranks(tmp_path):
     assert "whole world" in plan.ep.note
 
 
+def test_a_bias_of_the_head_is_as_the_config_says(tmp_path):
+    keys = keys_of("phi-3.5-moe")
+    assert "lm_head.bias" in keys
+    folder = write_checkpoint(tmp_path, PUBLISHED["phi-3.5-moe"], keys)
+    facts, checkpoint = research(str(folder))
+    plan = make_plan("model", facts, checkpoint, Options())
+    assert plan.architecture.head.bias
+    assert plan.architecture.hf_name == "PhiMoEForCausalLM"
+    assert not facts.unconsumed
+    del checkpoint.tensors["lm_head.bias"]
+    with pytest.raises(Refusal, match=r"BIAS-CONFLICT: the head has no bias .* lm_head_bias is true"):
+        make_plan("model", facts, checkpoint, Options())
+
+
 def test_experts_whose_share_the_kernel_refuses(tmp_path):
     """2880 / 16 = 180 is no multiple of 16."""
     plan = plan_of(tmp_path, "gpt-oss-120b")

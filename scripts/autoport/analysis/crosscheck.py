@@ -77,6 +77,12 @@ def head_problems(facts: Facts, keys: CheckpointKeys, where: str) -> Iterator[Pr
             "write tie_word_embeddings: true if the head is tied; an embedding model has no head to port"
         )
         yield Problem("HEAD-MISSING", text, where, next_step)
+    bias = facts.fields.get("head_bias")
+    found_bias = f"{keys.names.head}.bias" in keys.others
+    if bias is not None and bias.value != found_bias:
+        text = f"the head has {'a' if found_bias else 'no'} bias in the checkpoint, but lm_head_bias is "
+        next_step = "correct the config, or pass the checkpoint that belongs to it"
+        yield Problem("BIAS-CONFLICT", f"{text}{str(bias.value).lower()} ({bias.source})", where, next_step)
     if tied.value and same is not None and not same.value:
         text = f"tie_word_embeddings is true ({tied.source}), but {head} is not the embedding"
         next_step = f"write tie_word_embeddings: false to use {head}"

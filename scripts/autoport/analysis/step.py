@@ -153,7 +153,7 @@ def run(port: Port, options: Options) -> Outcome:
         "warnings": facts.warnings,
     }
     if plan.tp.recommended is None:
-        return Outcome("red", no_valid_tp(plan.tp), data=data)
+        return Outcome("red", no_valid_tp(plan.tp) + _expert_parallel_hint(plan.ep), data=data)
     if options.confirm:
         decisions.confirm(port, digest)
     elif (options.review or gates) and not decisions.is_confirmed(port, digest):
@@ -161,6 +161,16 @@ def run(port: Port, options: Options) -> Outcome:
         text = f"{summary}; waiting for review" + (f" of {because}" if because else "")
         return Outcome("waiting", f"{text} ({port.state_dir / decisions.DECISIONS})", data=data)
     return Outcome("done", summary, data=data)
+
+
+def _expert_parallel_hint(ep: EpPlan | None) -> str:
+    if ep is None or ep.recommended is None:
+        return ""
+    chosen = next(item for item in ep.candidates if item.tp_size == ep.recommended)
+    return (
+        f"; with expert parallelism, sub-groups of {chosen.tp_size} ranks and ep_degree {chosen.ep_degree} fit "
+        "(references/expert-parallelism.md)"
+    )
 
 
 def _gate_text(name: str, value: dict[str, object]) -> str:

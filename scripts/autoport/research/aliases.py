@@ -55,6 +55,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "tie_word_embeddings": ("tie_word_embeddings",),
     "attention_bias": ("attention_bias",),
     "mlp_bias": ("mlp_bias",),
+    "head_bias": ("lm_head_bias",),
     "dtype": ("dtype", "torch_dtype"),
     # Windows and layer kinds
     "sliding_window": (

@@ -45,7 +45,12 @@ NOT_PORTED = (
     "references/coverage.md lists the classes that can be ported; to write this one by hand, start at Step 4 of "
     "SKILL.md from the nearest reference model"
 )
-OPTIONAL = {"attention_bias": is_flag, "mlp_bias": is_flag, "partial_rotary_factor": is_number}
+OPTIONAL = {
+    "attention_bias": is_flag,
+    "mlp_bias": is_flag,
+    "head_bias": is_flag,
+    "partial_rotary_factor": is_number,
+}
 
 # Keys that change the model's output when a class reads them; the rest (token ids, dropout, ...) does not.
 VISION_SIZES = {
