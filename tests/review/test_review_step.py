@@ -5,6 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from autoport.cli.review import report
+from autoport.codegen.add_variant import declare
+from autoport.codegen.add_variant import run as add_variant
 from autoport.codegen.generate import render_package
 from autoport.errors import Refusal
 from autoport.port import Options
@@ -72,6 +74,19 @@ def test_no_false_alarm_on_the_simulators_models(tmp_path: Path):
     assert models
     for name in models:
         assert problems_of(review(Port(workspace, name))) == {}, name
+
+
+def test_no_false_alarm_on_variants(tmp_path: Path):
+    shutil.copytree(simulator_dir() / "vllm_neuron", tmp_path / "vllm_neuron")
+    port = Port(Workspace.find(tmp_path), "gpt_oss")
+    before = review(port)
+    for variant in (declare("mxfp4"), declare("fp8"), declare("own", default_on=("trn3",))):
+        add_variant(port, variant)
+    after = review(port)
+    assert [(rule.id, rule.status) for rule in after.rules] == [
+        (rule.id, rule.status) for rule in before.rules
+    ]
+    assert next(rule for rule in after.rules if rule.id == "FACTORY-LAZY").status == "pass"
 
 
 def test_a_hand_written_port_needs_no_state(workspace: Workspace):

@@ -14,9 +14,9 @@ from autoport.workspace import Port, write_atomic
 
 # How a format's tensors are stored: template of the view that dequantizes them, and the view's class.
 LAYOUTS = {
-    "fp8": ("scaled", "ScaledSlice"),
-    "int8": ("scaled", "ScaledSlice"),
-    "mxfp4": ("mxfp4", "Mxfp4Slice"),
+    "fp8": ("scaled", "ScaledWeight"),
+    "int8": ("scaled", "ScaledWeight"),
+    "mxfp4": ("mxfp4", "Mxfp4Weight"),
 }
 WEIGHTS = "quantized_weights.py"
 NEEDED = ("load_weights", "weight_mappings")  # methods of the base that a quantized implementation overrides

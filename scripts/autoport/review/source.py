@@ -151,12 +151,21 @@ class PortSource:
 
     @functools.cached_property
     def heads(self) -> list[Class]:
-        """The classes that the runner calls: they load weights and describe the KV cache."""
-        return [
+        """The classes that the runner calls: they load weights and describe the KV cache.
+
+        One that takes its forward from another head of the port is that head again.
+        """
+        heads = [
             cls
             for cls in self.modules
             if self.method(cls, "load_weights") and self.method(cls, "get_kv_spec")
         ]
+        nodes = {cls.node for cls in heads}
+        return [cls for cls in heads if not self._is_again(cls, nodes)]
+
+    def _is_again(self, cls: Class, heads: set[ast.ClassDef]) -> bool:
+        own = any(isinstance(node, Def) and node.name == "forward" for node in cls.node.body)
+        return not own and any(base.node in heads for base in self.bases(cls) if base.node is not cls.node)
 
     @functools.cached_property
     def factories(self) -> list[Class]:
