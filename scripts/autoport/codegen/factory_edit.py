@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import libcst as cst
@@ -16,6 +16,9 @@ from autoport.variants import Variant
 
 SELECTION = "_select_implementation"
 VALIDATION = "_variant_problems"
+
+# Formats what is added; nothing to do where the whole file is formatted afterwards.
+Style = Callable[[str], str]
 
 
 class Implementation(msgspec.Struct, frozen=True):
@@ -51,22 +54,24 @@ def add_variant(source: str, architecture: str, variant: Variant, where: object)
         Refusal: VAR-SYNTAX; VAR-LAYOUT when the factory's methods are not understood.
     """
     module = _parse(source, where)
+    is_formatted = format_python(source) == source
+    style = _as_it_is if is_formatted else format_python
     factory = _class(module, architecture, where)
     base = fallback(source, architecture, where)
     selection, validation = _method(factory, SELECTION, where), _method(factory, VALIDATION, where)
     changed = selection
     for branch in branches(variant):
-        changed = _with_branch(changed, branch, base.class_name, where)
-    checked = _with_rows(validation, "platforms", platform_rows([variant]), where)
-    checked = _with_rows(checked, "formats", format_rows([variant]), where)
+        changed = _with_branch(changed, branch, base.class_name, style, where)
+    checked = _with_rows(validation, "platforms", platform_rows([variant]), style, where)
+    checked = _with_rows(checked, "formats", format_rows([variant]), style, where)
     for broken, words in requirement_rows(variant):
-        checked = _with_requirement(checked, broken, words, where)
+        checked = _with_requirement(checked, broken, words, style, where)
     methods = [
         {id(selection): changed, id(validation): checked}.get(id(line), line) for line in factory.body.body
     ]
     edited = factory.with_changes(body=factory.body.with_changes(body=methods))
     after = module.with_changes(body=[edited if line is factory else line for line in module.body]).code
-    if format_python(source) == source:
+    if is_formatted:
         after = format_python(after)
     ast.parse(after)
     return after
@@ -130,10 +135,12 @@ def _code(node: cst.CSTNode) -> str:
 # --- Changing -----------------------------------------------------------------------------------------------
 
 
-def _with_branch(method: cst.FunctionDef, branch: Branch, class_name: str, where: object) -> cst.FunctionDef:
+def _with_branch(
+    method: cst.FunctionDef, branch: Branch, class_name: str, style: Style, where: object
+) -> cst.FunctionDef:
     """The method with one more ``if``, after the others of its kind, or of the kinds before it."""
     text = render("boilerplate/factory/branch.j2", branch=branch, class_name=class_name)
-    added = cst.ensure_type(cst.parse_statement(format_python(_dedent(text))), cst.If)
+    added = cst.ensure_type(cst.parse_statement(style(_dedent(text))), cst.If)
     lines = list(method.body.body)
     if any(isinstance(line, cst.If) and _code(line) == _code(added) for line in lines):
         return method
@@ -149,7 +156,7 @@ def _with_branch(method: cst.FunctionDef, branch: Branch, class_name: str, where
 
 
 def _with_rows(
-    method: cst.FunctionDef, name: str, rows: Sequence[tuple[str, Any]], where: object
+    method: cst.FunctionDef, name: str, rows: Sequence[tuple[str, Any]], style: Style, where: object
 ) -> cst.FunctionDef:
     """The method with more entries in the dict that is assigned to `name`."""
     target = m.Name(name)
@@ -165,9 +172,9 @@ def _with_rows(
     old = cst.ensure_type(assignment.value, cst.Dict)
     keys = {_code(item.key) for item in old.elements if isinstance(item, cst.DictElement)}
     new = [
-        cst.DictElement(_literal(key), _literal(value))
+        cst.DictElement(_literal(key, style), _literal(value, style))
         for key, value in rows
-        if _code(_literal(key)) not in keys
+        if _code(_literal(key, _as_it_is)) not in keys
     ]
     if not new:
         return method
@@ -187,9 +194,11 @@ def _with_rows(
     return cst.ensure_type(method.deep_replace(old, old.with_changes(elements=elements)), cst.FunctionDef)
 
 
-def _with_requirement(method: cst.FunctionDef, broken: str, words: str, where: object) -> cst.FunctionDef:
+def _with_requirement(
+    method: cst.FunctionDef, broken: str, words: str, style: Style, where: object
+) -> cst.FunctionDef:
     """The method with one more check before ``return problems``."""
-    added = cst.parse_statement(format_python(f"if {broken}:\n    problems.append({py(words)})\n"))
+    added = cst.parse_statement(style(f"if {broken}:\n    problems.append({py(words)})\n"))
     lines = list(method.body.body)
     if any(isinstance(line, cst.If) and _code(line) == _code(added) for line in lines):
         return method
@@ -198,8 +207,12 @@ def _with_requirement(method: cst.FunctionDef, broken: str, words: str, where: o
     return method.with_changes(body=method.body.with_changes(body=[*lines[:-1], added, lines[-1]]))
 
 
-def _literal(value: Any) -> cst.BaseExpression:
-    return cst.parse_expression(format_python(py(value)).strip())
+def _literal(value: Any, style: Style) -> cst.BaseExpression:
+    return cst.parse_expression(style(py(value)).strip())
+
+
+def _as_it_is(text: str) -> str:
+    return text
 
 
 def _dedent(text: str) -> str:
