@@ -10,6 +10,7 @@ from autoport.research.checkpoint import no_weights, read_checkpoint
 from autoport.research.config import load_config, read_facts
 from autoport.research.config_class import class_attributes
 from autoport.research.config_defaults import class_source
+from autoport.research.draft import draft_problems, find_draft
 from autoport.research.modeling.probe import probe
 from autoport.research.modeling.reading import read_modeling
 from autoport.research.nested import find_text_config
@@ -53,6 +54,9 @@ def research(source_name: str, model: str = "NAME") -> tuple[Facts, Checkpoint]:
         problems += quantization_problems(config, source.config_file, checkpoint, model)
     except Refusal as refusal:
         problems += refusal.problems
+    draft = find_draft(config, checkpoint)
+    if draft:
+        raise Refusal(*draft_problems(draft, source.config_file))
     if problems or facts is None or checkpoint is None:
         raise Refusal(*problems)
     if facts.fields["tie_word_embeddings"].value:
