@@ -233,3 +233,28 @@ def prefill_length(subject: Subject) -> list[Finding]:
             for head in subject.source.heads
         ]
     return findings
+
+
+@check
+def even_heads(subject: Subject) -> list[Finding]:
+    """A number of query heads per rank that is odd is refused where the decode kernel needs pairs of them."""
+    if not list(subject.functional_calls("attention_decode")):
+        raise NotApplicable("the port does not call attention_decode")
+    sizes = subject.plan.tp.candidates if subject.plan else []
+    if any(broken.rule == "R2" for size in sizes for broken in size.relaxed):
+        raise NotApplicable("the rule of even heads was relaxed (plan.json)")
+    for file in subject.source.files:
+        for node in ast.walk(file.tree):
+            if _tests_heads_by_two(node):
+                return [passed(file.at(node), ast.unparse(node))]
+    heads = subject.source.heads
+    where = heads[0].at if heads else f"{subject.source.files[0].relative}:1"
+    return [failed(where, "no place of the port asks whether the query heads of a rank are an even number")]
+
+
+def _tests_heads_by_two(node: ast.AST) -> bool:
+    """``heads // tp_size % 2``, ``num_heads % (2 * tp_size)``."""
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)):
+        return False
+    by_two = any(isinstance(part, ast.Constant) and part.value == 2 for part in ast.walk(node.right))
+    return by_two and any("head" in name and "kv" not in name for name in names_in(node.left))

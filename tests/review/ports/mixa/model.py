@@ -58,6 +58,7 @@ class MixaAttention(nn.Module):
         shards = groups.tp_group.world_size
         self.num_heads, self.head_dim = config.num_attention_heads // shards, config.head_dim
         self.num_kv_heads = config.num_key_value_heads // shards
+        assert config.num_attention_heads % (2 * shards) == 0, f"{shards} shards"
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.qkv_proj_weight = nn.Parameter(
             torch.empty(config.hidden_size, q + 2 * kv, dtype=config.torch_dtype)

@@ -44,6 +44,7 @@ class NovaAttention(nn.Module):
         self.tp_group = get_tp_group()
         self.world_size = self.tp_group.world_size
         self.num_heads = config.num_attention_heads // self.world_size
+        assert self.num_heads % 2 == 0, f"{self.num_heads} heads on each rank"
         self.num_kv_heads = max(1, config.num_key_value_heads // self.world_size)
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         dtype = config.torch_dtype
