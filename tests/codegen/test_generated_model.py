@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from autoport.codegen.add_variant import declare
+from autoport.codegen.add_variant import run as add_variant
 from autoport.codegen.generate import render_package
 from autoport.codegen.support import parameters
 from autoport.schema import Architecture
 from autoport.variants import FORMATS
+from autoport.workspace import Port, Workspace
 from plans import LLAMA3, QWEN2, YI, plan
 from safetensors.torch import save_file
 
@@ -34,6 +37,9 @@ def rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         folder.mkdir(parents=True)
         for file, text in render_package(plan(architecture, name, prefix), "vllm_neuron").items():
             (folder / file).write_text(text)
+    port = Port(Workspace(root, "vllm_neuron"), "qwen2")
+    for variant in (declare("fp8"), declare("own", default_on=("trn3",))):
+        add_variant(port, variant)
     activate(1, 0, root / "init")
     overlay(root, "vllm_neuron")
     yield
@@ -96,6 +102,30 @@ def test_the_implementation_is_imported_only_when_it_is_selected() -> None:
     package("yi")
     assert "vllm_neuron.model.yi.model" not in sys.modules
     assert type(on_meta("yi")).__module__ == "vllm_neuron.model.yi.model"
+
+
+@pytest.mark.parametrize(
+    ("platform", "quantization", "modules"),
+    [
+        ("trn2", None, {"model"}),
+        ("trn2", "fp8", {"model_fp8", "model", "quantized_weights"}),  # a subclass of the one in model.py
+        ("trn3", None, {"model_own", "model"}),
+        ("trn3", "bf16", {"model"}),
+    ],
+)
+def test_no_implementation_is_imported_but_the_selected_one(
+    monkeypatch: pytest.MonkeyPatch, platform: str, quantization: str | None, modules: set[str]
+) -> None:
+    from vllm_neuron.model.neuron_config import NeuronConfig
+
+    path = "vllm_neuron.model.qwen2"
+    for module in [module for module in sys.modules if module.startswith(path)]:
+        del sys.modules[module]
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", platform)
+    selected = on_meta("qwen2", NeuronConfig(quantization=quantization))
+    loaded = {module.rpartition(".")[2] for module in sys.modules if module.startswith(f"{path}.")}
+    assert loaded - {"factory", "config", "weight_loaders"} == modules
+    assert type(selected).__module__.rpartition(".")[2] in modules
 
 
 def test_config_reads_what_is_there() -> None:

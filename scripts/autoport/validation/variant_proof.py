@@ -66,9 +66,12 @@ def run(port: Port, name: str, tp_sizes: Sequence[int]) -> Outcome:
         module=variant.module,
     )
     proof = prove(subject, prepared, sizes, not_run, state_dir)
-    port.write_state(f"proof_{name}.json", proof)
+    state = f"proof_{name}.json"
+    port.write_state(state, proof)
     note = f"; {name} changes the reference's logits by {measured:.1e}" if measured else ""
-    return Outcome("done" if proof.passed else "red", summarise(proof) + note, data=proof)
+    return Outcome(
+        "done" if proof.passed else "red", summarise(proof).replace("proof.json", state) + note, data=proof
+    )
 
 
 def quantized(prepared: Prepared, name: str, folder: Path) -> tuple[Prepared, float]:
