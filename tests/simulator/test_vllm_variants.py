@@ -1,6 +1,7 @@
 """Variants of registered and new models under the real vLLM engine: quantised checkpoints give the tokens of the
 Hugging Face class with the same values, chosen by the checkpoint, the user or a rule."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,8 @@ def serve(checkpoint: Path, quantization: str | None = None, **options: Any) -> 
         return selected(llm), tokens(generate(llm, TEXTS, STEPS))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_user_asks_for_a_variant(ports: Path, name: str) -> None:
-    form = FORMATS[name]
+def test_the_user_asks_for_a_variant(ports: Path) -> None:
+    name, form = "llama3", "fp8"
     plain = reference.load(ports / f"{form}-plain", torch.float32)
     expected = [reference.greedy(plain, text, STEPS) for text in TEXTS]
     # vLLM's own check of quantization_config knows no float32; without one, the factory goes by the user's word.
@@ -78,3 +78,22 @@ def test_a_rule_decides(ports: Path) -> None:
 def test_what_no_implementation_does_is_said_by_the_engine(ports: Path) -> None:
     with pytest.raises(Exception, match=r"quantization 'mxfp4' on trn2 \(possible: 'bf16', 'fp8'\)"):
         serve(ports / "fp8-plain", "mxfp4")
+
+
+def test_rows_of_the_registry_are_taken_by_vllm(ports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the plugin's worker registers them: classes; and by name, which vLLM inspects in a process of its own."""
+    from vllm import ModelRegistry
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(ports / "vllm_cache"))  # it keeps the answers
+    ported = importlib.import_module("vllm_neuron.model.qwen2").Qwen2ForCausalLM
+    rows = dict(importlib.import_module("vllm_neuron.model.registry").get_models())
+    assert {"LlamaForCausalLM", "GptOssForCausalLM"} <= rows.keys()
+    by_name = f"{ported.__module__}:{ported.__name__}"
+    monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
+    registered = [(name, factory, factory) for name, factory in rows.items()]
+    for architecture, factory, given in [*registered, ("Qwen2ForCausalLM", ported, by_name)]:
+        ModelRegistry.register_model(architecture, given)
+        row = ModelRegistry.models[architecture]
+        found = row.inspect_model_cls()
+        assert (found.architecture, found.is_text_generation_model) == (architecture, True)
+        assert row.load_model_cls() is factory
