@@ -57,8 +57,6 @@ def _positions(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, st
 
 def _scaling(rope: Rope) -> Iterator[tuple[str, str]]:
     original = rope.parameters.get("original_max_position_embeddings")
-    if rope.kind == "default":
-        return
     if rope.kind == "longrope":
         factors = (
             "short_mscale, beyond it long_mscale"
@@ -69,14 +67,15 @@ def _scaling(rope: Rope) -> Iterator[tuple[str, str]]:
             "PIT-LONGROPE",
             f"a server whose max_model_len is up to {original} takes {factors}, for every prompt",
         )
-    if rope.kind == "dynamic":
+    elif rope.kind == "dynamic":
         yield (
             "PIT-ROPE-DYNAMIC",
             "the scaling begins beyond max_position_embeddings; the port serves no longer contexts",
         )
-        return
-    beyond = f" only in positions beyond {original:g}" if isinstance(original, (int, float)) else " late"
-    yield "PIT-ROPE-LONG", f"a missing {rope.kind} scaling of RoPE may show{beyond}; compare inv_freq"
+    elif rope.kind == "llama3":
+        yield "PIT-ROPE-LONG", f"a missing scaling hardly shows up to position {original:g}; compare inv_freq"
+    elif rope.kind == "yarn":
+        yield "PIT-ROPE-YARN", "yarn scales cos and sin too, unless attention_factor or mscale make that 1"
 
 
 def _norms(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]]:
