@@ -140,6 +140,12 @@ def test_cache_and_reserve_count_too():
     assert "KV cache" in two["violations"][0]["text"]
 
 
+def test_a_context_beyond_the_positions_is_pointed_out():
+    assert "longer than" not in run(CONFIGS / "yi-6b.json").stderr
+    result = run(CONFIGS / "yi-6b.json", "--context-length", 8192)
+    assert "8192 tokens is longer than the model's 4096 positions" in result.stderr
+
+
 @pytest.mark.parametrize("options", [["--instance", "p5.48xlarge"], ["--lnc", "3"], ["--explain", "3"]])
 def test_unknown_choices_are_refused(options):
     with pytest.raises(Refusal, match=r"TP-(INSTANCE|LNC|EXPLAIN)"):

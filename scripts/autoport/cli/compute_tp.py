@@ -47,6 +47,11 @@ def command(
     facts, plan = estimate.facts, estimate.plan
     for warning in facts.warnings:
         note(f"warning: {warning}")
+    positions = facts.fields["max_position_embeddings"].value
+    if context_length > positions:
+        note(
+            f"warning: a context of {context_length} tokens is longer than the model's {positions} positions"
+        )
     for key, value in facts.unconsumed.items():
         note(f"warning: {key} is {value!r:.60}, which no rule took into account")
     if as_json:
