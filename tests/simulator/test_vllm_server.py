@@ -80,6 +80,25 @@ def test_offline(smollm, expected):
         assert output.outputs[0].text in ("Berlin", "Rome")
 
 
+def test_segments_and_prefix_cache(smollm):
+    workspace, checkpoint = smollm
+    options = {
+        "hf_overrides": {"dtype": "float32"},
+        "max_model_len": 1024,
+        "max_num_batched_tokens": 512,
+        "enable_prefix_caching": True,
+        "max_num_seqs": 2,
+    }
+    long, tail = engines.prompts([600, 30], vocab_size=49152)
+    texts = [long, long[:512] + tail]
+    model = reference.load(checkpoint, torch.float32)
+    expected = [reference.greedy(model, text, 4) for text in texts]
+    with engines.simulated(workspace), engines.engine(checkpoint, {}, **options) as llm:
+        outputs = [engines.generate(llm, [text], 4)[0] for text in (*texts, long)]
+    assert engines.tokens(outputs) == [*expected, expected[0]]
+    assert [output.num_cached_tokens for output in outputs] == [0, 512, 576]
+
+
 def test_online(smollm, expected, tmp_path):
     workspace, checkpoint = smollm
     with server(workspace, checkpoint, tmp_path) as url:
