@@ -35,6 +35,7 @@ class Options(msgspec.Struct):
         batch_size: Sequences for the KV-cache estimate.
         instance: Instance type that the port is planned for.
         lnc: Physical cores per logical core of it.
+        incomplete: Leave what no declaration covers to be written by hand, instead of a refusal.
         tp_sizes: Tensor-parallel sizes for the proof (default: 1 and 2, where valid).
     """
 
@@ -53,6 +54,7 @@ class Options(msgspec.Struct):
     instance: str = "trn2.48xlarge"
     lnc: int = 2
     tp_sizes: list[int] = []
+    incomplete: bool = False
 
 
 class Outcome(msgspec.Struct):
@@ -95,7 +97,7 @@ STEPS: dict[str, Step] = {
         "Analyse, plan TP and weights",
         "autoport.analysis.step",
         ("facts.json", "checkpoint.json", "overrides.json"),
-        ("relax", "context_length", "batch_size", "instance", "lnc"),
+        ("incomplete", "relax", "context_length", "batch_size", "instance", "lnc"),
     ),
     "generate": Step("3-4", "Generate the model", "autoport.codegen.generate", ("plan.json",)),
     "register": Step(

@@ -599,6 +599,35 @@ class Pitfall(msgspec.Struct, frozen=True):
     text: str
 
 
+class GapParameter(msgspec.Struct, frozen=True):
+    """A tensor of the checkpoint that a section written by hand will use, whole on every rank.
+
+    Attributes:
+        name: Name of the parameter, with ``{i}`` for the layer.
+        sizes: The shape as expressions over the generated config.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sizes: list[str]
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """A section of model.py that is left to be written by hand.
+
+    Attributes:
+        found: What no declaration covers.
+        where: The class and lines of the modeling file that compute it.
+        operators: The nearest operators of the workspace, with their places.
+    """
+
+    section: Literal["attention", "mlp", "decoder"]
+    found: list[str]
+    where: str
+    parameters: list[GapParameter] = []
+    operators: list[str] = []
+
+
 class Override(msgspec.Struct, frozen=True):
     """A decision that a person took in place of the program's.
 
@@ -633,6 +662,7 @@ class Plan(msgspec.Struct):
     sections: list[Section]
     pitfalls: list[Pitfall]
     overrides: list[Override] = []
+    gaps: list[Gap] = []
     ep: EpPlan | None = None
 
 

@@ -309,12 +309,14 @@ class Manifest(msgspec.Struct):
 
     Attributes:
         unregistered: The user left the architecture's row in registry.py to another model.
+        incomplete: Sections of model.py that are still to be written by hand.
     """
 
     name: str
     source: str
     version: str = __version__
     unregistered: bool = False
+    incomplete: list[str] = []
     steps: dict[str, StepRecord] = {}
     files: dict[str, FileRecord] = {}
 

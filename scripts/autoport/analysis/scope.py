@@ -18,9 +18,10 @@ from autoport.research.keys import ranges
 from autoport.research.rope import supported_types
 from autoport.schema import Fact, Facts
 
+INCOMPLETE = "'autoport port NAME SOURCE --incomplete' writes all the rest"
 NEXT_STEP = (
     "port it without this part if config.json is wrong, or write this part by hand in Step 4 of SKILL.md, "
-    "from the nearest reference model"
+    f"from the nearest reference model; {INCOMPLETE}"
 )
 Finding = tuple[str, str, str]
 """Rule, what was found, next step."""
@@ -58,10 +59,14 @@ FOREIGN_KEYS = [
 ]
 
 
-def facts_problems(facts: Facts) -> list[Problem]:
-    """Every feature of the config that is out of scope."""
-    found = [*_class_findings(facts)]
-    family = find_family(facts.architecture.value, facts.model_type.value)
+def facts_problems(facts: Facts, assumed: Family | None = None) -> list[Problem]:
+    """Every feature of the config that is out of scope.
+
+    Args:
+        assumed: Declaration to go by, whether or not the class has one.
+    """
+    found = [] if assumed else [*_class_findings(facts)]
+    family = assumed or find_family(facts.architecture.value, facts.model_type.value)
     if family:
         traits = Traits(family, facts)
         found += [*_feature_findings(facts.fields, traits), *_rope_findings(facts.fields, traits)]
@@ -82,7 +87,7 @@ def _class_findings(facts: Facts) -> Iterator[Finding]:
             reasons.append(f"multi-head latent attention ({facts.fields['kv_lora_rank'].source})")
             nearest = "deepseek_v32"
         found = f"architecture {name!r} is not supported{': ' if reasons else ''}{'; '.join(reasons)}"
-        step = f"{NOT_PORTED}, here {nearest}/; 'autoport compute-tp' shows its parallel sizes"
+        step = f"{NOT_PORTED}, here {nearest}/; {INCOMPLETE}; 'autoport compute-tp' shows its parallel sizes"
         yield "SCOPE-ARCH", found, step
     elif family.model_type != model_type:
         found = (

@@ -13,19 +13,24 @@ from autoport.schema import Architecture, Facts, Finding, Norm
 NEXT_STEP = "read the place; the declaration of this class or the reading of its file has to be corrected"
 
 
+Conflict = tuple[Finding, str]
+
+
 def source_problems(facts: Facts, family: Family, architecture: Architecture) -> list[Problem]:
     """One problem (SOURCE-CONFLICT) for each finding that the plan contradicts or leaves out."""
-    found = [
+    found = source_conflicts(facts, family, architecture)
+    return [Problem("SOURCE-CONFLICT", text, finding.where, NEXT_STEP) for finding, text in found]
+
+
+def source_conflicts(facts: Facts, family: Family, architecture: Architecture) -> list[Conflict]:
+    """Each finding that the plan contradicts or leaves out, and what is wrong."""
+    return [
         *_norm_conflicts(facts, architecture),
         *_rope_conflicts(facts, architecture),
         *_block_conflicts(facts, architecture),
         *_attention_conflicts(facts, architecture),
         *_left_out(facts, family),
     ]
-    return [Problem("SOURCE-CONFLICT", text, finding.where, NEXT_STEP) for finding, text in found]
-
-
-Conflict = tuple[Finding, str]
 
 
 def _of(facts: Facts, topic: str) -> list[Finding]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from autoport.analysis import decisions
 from autoport.analysis.architecture import describe_architecture, element_bytes
 from autoport.analysis.comparison import compare
@@ -9,6 +11,7 @@ from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.expert_parallel import plan_expert_parallel
 from autoport.analysis.families import find_family
+from autoport.analysis.incomplete import describe_with_gaps
 from autoport.analysis.instances import find_instance
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.pitfalls import pitfalls
@@ -29,12 +32,16 @@ from autoport.schema import (
     Checkpoint,
     EpPlan,
     Facts,
+    Gap,
     Override,
     Plan,
     TpPlan,
     WeightMap,
 )
-from autoport.workspace import class_prefix
+from autoport.search_ops import search
+from autoport.workspace import Workspace, class_prefix
+
+NEAREST = 3  # operators that are named for a gap
 
 
 def make_plan(
@@ -55,17 +62,13 @@ def make_plan(
             checkpoint.source,
             "add the .safetensors files and run Step 1 again; 'autoport compute-tp' needs the config only",
         )
-    described = describe_architecture(facts, checkpoint)
-    family = find_family(described.hf_name, described.model_type)
-    assert family is not None, "describe_architecture refuses other classes"
-    conflicts = source_problems(facts, family, described)
-    if conflicts:
-        raise Refusal(*conflicts)
-    architecture, applied = decisions.apply(described, overrides)
-    weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors, family.keys), family.moe)
-    coverage = check_coverage(weights, architecture.num_layers, checkpoint, architecture.layers.moe)
-    if not coverage.complete:
-        raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint))
+    gaps: list[Gap] = []
+    if options.incomplete:
+        described = describe_with_gaps(facts, checkpoint)
+        architecture, applied = decisions.apply(described.architecture, overrides)
+        weights, gaps = described.weights, described.gaps
+    else:
+        architecture, weights, applied = _complete(facts, checkpoint, overrides)
     tp, ep = _plan_parallel(architecture, weights, options)
     size = decisions.chosen(applied, decisions.TP_SIZE)
     if size is not None:
@@ -86,7 +89,32 @@ def make_plan(
         pitfalls=pitfalls(architecture, facts, tp),
         overrides=applied,
         ep=ep,
+        gaps=gaps,
     )
+
+
+def _complete(
+    facts: Facts, checkpoint: Checkpoint, overrides: Sequence[Override]
+) -> tuple[Architecture, WeightMap, list[Override]]:
+    described = describe_architecture(facts, checkpoint)
+    family = find_family(described.hf_name, described.model_type)
+    assert family is not None, "describe_architecture refuses other classes"
+    conflicts = source_problems(facts, family, described)
+    if conflicts:
+        raise Refusal(*conflicts)
+    architecture, applied = decisions.apply(described, overrides)
+    weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors, family.keys), family.moe)
+    coverage = check_coverage(weights, architecture.num_layers, checkpoint, architecture.layers.moe)
+    if not coverage.complete:
+        raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint))
+    return architecture, weights, applied
+
+
+def _with_operators(gap: Gap, workspace: Workspace) -> Gap:
+    """The gap with what the workspace has for it, the nearest first."""
+    word = {"attention": "attention", "mlp": "mlp", "decoder": "norm"}[gap.section]
+    offers = search(workspace, [word])[:NEAREST]
+    return msgspec.structs.replace(gap, operators=[f"{offer.name} ({offer.where})" for offer in offers])
 
 
 def _plan_parallel(
@@ -127,6 +155,7 @@ def run(port: Port, options: Options) -> Outcome:
     facts = port.read_state("facts.json", Facts, "research")
     checkpoint = port.read_state("checkpoint.json", Checkpoint, "research")
     plan = make_plan(port.name, facts, checkpoint, options, decisions.load(port))
+    plan.gaps = [_with_operators(gap, port.workspace) for gap in plan.gaps]
     port.write_state("plan.json", plan)
     unconsumed = unconsumed_keys(facts, find_family(facts.architecture.value, facts.model_type.value))
     gates = {"unconsumed": unconsumed} if unconsumed else {}
@@ -134,6 +163,8 @@ def run(port: Port, options: Options) -> Outcome:
         gates["remote_code"] = facts.remote_code
     digest = decisions.write_decisions(port, plan, gates)
     summary = f"reference {plan.reference_model}, {recommendation(plan.tp)}"
+    if plan.gaps:
+        summary += f"; left to be written by hand: {', '.join(gap.section for gap in plan.gaps)}"
     if plan.overrides:
         summary += f"; overridden: {', '.join(item.field for item in plan.overrides)}"
     data = {
@@ -146,6 +177,7 @@ def run(port: Port, options: Options) -> Outcome:
             "experts": plan.architecture.moe.composed if plan.architecture.moe else (),
         },
         "pitfalls": plan.pitfalls,
+        "gaps": plan.gaps,
         "overrides": plan.overrides,
         "unconsumed": unconsumed,
         "inert": facts.inert,

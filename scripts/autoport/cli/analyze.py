@@ -6,6 +6,7 @@ from autoport.cli.arguments import (
     AsJson,
     BatchSize,
     ContextLength,
+    Incomplete,
     InstanceName,
     Lnc,
     Name,
@@ -22,6 +23,7 @@ def command(
     batch_size: BatchSize = 1,
     instance: InstanceName = "trn2.48xlarge",
     lnc: Lnc = 2,
+    incomplete: Incomplete = False,
     as_json: AsJson = False,
 ) -> None:
     """Step 2: plan the port (reference model, TP sizes, weight map); writes plan.json."""
@@ -34,7 +36,12 @@ def command(
         name,
         workspace,
         Options(
-            relax=relax, context_length=context_length, batch_size=batch_size, instance=instance, lnc=lnc
+            relax=relax,
+            context_length=context_length,
+            batch_size=batch_size,
+            instance=instance,
+            lnc=lnc,
+            incomplete=incomplete,
         ),
         as_json,
         show=print_analysis,

@@ -48,6 +48,12 @@ Probe = Annotated[
         "--probe", help="Confirm what was read by running pieces of transformers' class (needs torch)."
     ),
 ]
+Incomplete = Annotated[
+    bool,
+    typer.Option(
+        "--incomplete", help="Leave what is out of scope as functions to write by hand, with the evidence."
+    ),
+]
 TpSizes = Annotated[
     list[int],
     typer.Option("--tp", metavar="N", min=1, help="TP size to prove; repeat for more (default 1 and 2)."),

@@ -11,6 +11,7 @@ from autoport.cli.arguments import (
     BatchSize,
     ContextLength,
     Force,
+    Incomplete,
     InstanceName,
     KeepEdited,
     Lnc,
@@ -63,6 +64,7 @@ def command(
     replace_row: ReplaceRow = False,
     no_register: NoRegister = False,
     probe: Probe = False,
+    incomplete: Incomplete = False,
     as_json: AsJson = False,
 ) -> None:
     """Port a model: research, plan, generate, register, document, review, prove."""
@@ -86,6 +88,7 @@ def command(
         replace_row=replace_row,
         no_register=no_register or None,
         probe=probe,
+        incomplete=incomplete,
         context_length=context_length,
         batch_size=batch_size,
         instance=instance,
@@ -144,6 +147,7 @@ def _same_command(port: "Port", options: "Options") -> str:
 
     words = ["autoport", "port", port.name, "--workspace", str(port.workspace.root)]
     words += ["--dry-run"] if options.dry_run else []
+    words += ["--incomplete"] if options.incomplete else []
     words += [word for rule in options.relax for word in ("--relax", rule)]
     words += ["--context-length", str(options.context_length), "--batch-size", str(options.batch_size)]
     if (options.instance, options.lnc) != (type(options)().instance, type(options)().lnc):

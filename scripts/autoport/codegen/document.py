@@ -15,6 +15,7 @@ from autoport.codegen.features import (
     model_hash,
     tp_sizes,
 )
+from autoport.codegen.gaps import unwritten
 from autoport.codegen.out_of_tree import distribution
 from autoport.codegen.render import render, render_python
 from autoport.codegen.results import Measured, current_sections, keep_section
@@ -55,6 +56,8 @@ def readme(port: Port, plan: Plan) -> dict[str, str]:
         "reference": plan.reference_model,
         "differences": [section for section in plan.sections if section.change not in ("", "none")],
         "overrides": plan.overrides,
+        "gaps": plan.gaps,
+        "unwritten": unwritten(port),
         "pitfalls": plan.pitfalls,
         "features": feature_rows(port, plan),
         "tp_sizes": tp_sizes(plan),

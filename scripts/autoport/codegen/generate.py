@@ -5,6 +5,7 @@ from typing import Any
 
 from autoport.codegen.context import architecture_context, own_loaders
 from autoport.codegen.factory import selection_context
+from autoport.codegen.gaps import gap_context, unwritten
 from autoport.codegen.out_of_tree import own_files
 from autoport.codegen.render import render_python
 from autoport.codegen.support import check_plan
@@ -34,10 +35,12 @@ def run(port: Port, options: Options) -> Outcome:
     folder = workspace.model_dir(port.name).relative_to(workspace.root).as_posix()
     files = {f"{folder}/{name}": text for name, text in texts.items()}
     written = port.write_files("generate", files, options.force, options.keep_edited)
+    port.manifest.incomplete = unwritten(port)
+    missing = f"; to be written by hand: {', '.join(port.manifest.incomplete)}" if plan.gaps else ""
     lines = texts["model.py"].count("\n")
     return Outcome(
         "done",
-        f"{len(files)} files, model.py: {lines} lines{written}",
+        f"{len(files)} files, model.py: {lines} lines{written}{missing}",
         files=written.changed + written.beside,
     )
 
@@ -98,4 +101,5 @@ def render_context(plan: Plan, package: str, variants: Sequence[Variant] = (BASE
         }
         | architecture_context(plan.architecture)
         | selection_context(variants)
+        | gap_context(plan.gaps)
     )

@@ -120,6 +120,17 @@ def reading(value: Any) -> Checked:
         raise refuse("GEN-READING", str(error), "plan.json", "run 'autoport analyze' again") from error
 
 
+def size(value: Any) -> Checked:
+    """A product of whole numbers and fields of `config`, e.g. ``2 * config.head_dim``.
+
+    Raises:
+        Refusal: GEN-SIZE for anything else.
+    """
+    if not re.fullmatch(r"(\d+|config\.[a-z_]+)( \* (\d+|config\.[a-z_]+))*", str(value)):
+        raise refuse("GEN-SIZE", f"{value!r} is no size", "plan.json", "run 'autoport analyze' again")
+    return Checked(value)
+
+
 def markdown(value: Any) -> Checked:
     """One line of Markdown text in which nothing is markup and no table cell ends early."""
     line = " ".join(str(value).split())
@@ -150,7 +161,7 @@ def comment(value: Any) -> Checked:
     return Checked("".join(char for char in line if char.isprintable()))
 
 
-FILTERS = (py, identifier, weight_name, weight_keys, reading, markdown, code_span, shell, toml, comment)
+FILTERS = (py, identifier, weight_name, weight_keys, reading, size, markdown, code_span, shell, toml, comment)
 
 
 def _only_checked(value: Any) -> Any:

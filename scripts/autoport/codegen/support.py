@@ -18,6 +18,7 @@ def check_plan(plan: Plan) -> None:
     """
     problems = []
     expected = parameters(plan.architecture)
+    expected |= {item.name: "replicated" for gap in plan.gaps for item in gap.parameters}
     mapped = {entry.parameter: entry.transform for entry in plan.weights.entries}
     for name in expected.keys() | mapped.keys():
         if expected.get(name) != mapped.get(name):

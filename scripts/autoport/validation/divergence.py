@@ -10,7 +10,7 @@ from autoport.schema import PhaseProof, SectionError
 from autoport.validation import metrics, ranks, reference
 from autoport.validation.port_sections import Event, PortSections
 from autoport.validation.reference_sections import ReferenceSections
-from autoport.validation.scenario import SAMPLING
+from autoport.validation.scenario import PREFILL, SAMPLING
 from autoport.validation.simulated import Dtype, Subject, record_sections
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def find(
     subject: Subject,
     checkpoint: Path,
     sequences: dict[str, list[int]],
-    red: PhaseProof,
+    red: PhaseProof | None,
     tp_size: int,
     dtype: Dtype,
     log_dir: Path,
@@ -37,18 +37,21 @@ def find(
 ) -> list[SectionError]:
     """Run the port once more, and compare what every section gives in the red phase.
 
+    Args:
+        red: None when the port raises in prefill; then the sections before that are compared.
+
     Returns:
         The sections in the order in which the port runs them, those without a counterpart left out; last the
         head, whose output is what the proof compares.
 
     Raises:
-        RankError: The port raised.
+        RankError: A rank died or hung.
     """
     import torch
 
-    head = SectionError("head", "lm_head", None, "", red.max_relative_error, red.worst)
-    if red.phase == SAMPLING:
-        return [head]
+    heads = [SectionError("head", "lm_head", None, "", red.max_relative_error, red.worst)] if red else []
+    if red and red.phase == SAMPLING:
+        return heads
     recorded: PortSections = ranks.run(
         record_sections,
         tp_size,
@@ -56,7 +59,7 @@ def find(
         str(checkpoint),
         dtype,
         sequences,
-        red.phase,
+        red.phase if red else PREFILL,
         log_dir=log_dir,
         timeout=timeout,
     )
@@ -73,22 +76,24 @@ def find(
         if event in expected:
             section = _compare(event, recorded, expected[event], rounded[event], dtype)
             sections += [section] if section else []
-    return [*sections, msgspec.structs.replace(head, where=recorded.places[""])]
+    return sections + [msgspec.structs.replace(head, where=recorded.places[""]) for head in heads]
 
 
-def first_divergence(sections: list[SectionError], dtype: Dtype) -> SectionError:
-    """The first section that differs; the last one, which is the head, where none before it does.
+def first_divergence(sections: list[SectionError], dtype: Dtype) -> SectionError | None:
+    """The first section that differs: the head where none before it does, None where there is no head.
 
     Rotary embeddings count only if attention differs, too: a class may build its tables in another way.
     """
     rope = None
-    for section in sections[:-1]:
+    for section in sections:
+        if section.section == "head":
+            return section
         if not _differs(section, dtype):
             continue
         if section.section != "rope":
             return rope if rope and section.section == "attention" else section
         rope = rope or section
-    return sections[-1]
+    return None
 
 
 def _differs(section: SectionError, dtype: Dtype) -> bool:

@@ -87,10 +87,11 @@ class Recorder:
             if is_prefill:
                 self._names[id(rows[0].blocks)] = self._name(rows[0])
             self._seen.clear()
-            output = forward(rows, is_prefill, all_positions)
-            if is_prefill == self._is_prefill:
-                self._sort(rows, harness.prefill_buckets)
-            return output
+            try:
+                return forward(rows, is_prefill, all_positions)
+            finally:  # also what came before an exception
+                if is_prefill == self._is_prefill:
+                    self._sort(rows, harness.prefill_buckets)
 
         harness._forward = recorded  # type: ignore[method-assign]
 

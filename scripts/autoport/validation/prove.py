@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from autoport.codegen.gaps import MARK
 from autoport.schema import Facts, PhaseProof, Proof, ProofRun, SectionError
 from autoport.validation import divergence, metrics, ranks, reference
 from autoport.validation.scenario import PHASES, SAMPLING, SEQUENCES, SPANS, draw_prompts
@@ -138,7 +139,7 @@ def prove_run(subject: Subject, prepared: Prepared, tp_size: int, dtype: Dtype, 
         ]
         failure = "; ".join(phase.failure for phase in phases if phase.failure)
         failure = failure or _hardware_failure(observed)
-    sections, diverges = _sections(subject, prepared, tp_size, dtype, phases, log_dir)
+    sections, diverges = _sections(subject, prepared, tp_size, dtype, phases, failure, log_dir)
     return ProofRun(
         tp_size=tp_size,
         dtype=dtype,
@@ -159,11 +160,12 @@ def _sections(
     tp_size: int,
     dtype: Dtype,
     phases: Sequence[PhaseProof],
+    failure: str,
     log_dir: Path,
 ) -> tuple[list[SectionError], SectionError | None]:
-    """The sections of the first red phase, and the first one that differs."""
+    """The sections of the first red phase, or before what is not written yet, and the first that differs."""
     red = next((phase for phase in phases if phase.failure), None)
-    if red is None or not prepared.sections:
+    if (red is None and MARK not in failure) or not prepared.sections:
         return [], None
     try:
         sections = divergence.find(

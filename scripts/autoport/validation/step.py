@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from autoport.codegen.document import record_results
 from autoport.codegen.features import FeatureResult
+from autoport.codegen.gaps import unwritten
 from autoport.errors import Problem, Refusal, refuse
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, Outcome
-from autoport.schema import Facts, Plan, Proof, ProofRun, TpCandidate, TpPlan
+from autoport.schema import Facts, Plan, Proof, ProofRun, SectionError, TpCandidate, TpPlan
 from autoport.validation.prove import prepare, prove
 from autoport.validation.ranks import check_installed
 from autoport.validation.scenario import SAMPLING
@@ -43,6 +44,7 @@ def run(port: Port, options: Options) -> Outcome:
         factory=plan.architecture.hf_name,
         out_of_tree=port.workspace.module if isinstance(port.workspace, PackageWorkspace) else "",
     )
+    port.manifest.incomplete = unwritten(port)
     (port.state_dir / "proof.json").unlink(missing_ok=True)
     prepared = prepare(facts, port.state_dir)
     proof = prove(subject, prepared, tp_sizes, not_run, port.state_dir)
@@ -53,11 +55,16 @@ def run(port: Port, options: Options) -> Outcome:
 
 def _first_section(run: ProofRun) -> str:
     section = run.diverges
+    if section is None and run.sections:
+        return f"; equal to the reference before that: {', '.join(map(_name, run.sections))}"
     if section is None:
         return ""
-    layer = "" if section.layer is None else f" of layer {section.layer}"
     place = f" at {section.where}" if section.where else ""
-    return f"; first section that differs: {section.section}{layer}{place}"
+    return f"; first section that differs: {_name(section)}{place}"
+
+
+def _name(section: SectionError) -> str:
+    return section.section if section.layer is None else f"{section.section} of layer {section.layer}"
 
 
 def feature_results(proof: Proof) -> dict[str, FeatureResult]:

@@ -35,7 +35,7 @@ def find_modeling_file(
     source: Source, config: Mapping[str, Any], architecture: str, model_type: str
 ) -> tuple[ModelingFile | None, str]:
     """The modeling file of `architecture`, and why there is none (or a note about it)."""
-    text = _transformers_file(architecture, model_type)
+    text = transformers_file(architecture, model_type)
     if text is not None:
         return text, ""
     auto_map = config.get("auto_map")
@@ -55,7 +55,8 @@ def find_modeling_file(
     return ModelingFile(file, tree, (match["name"],), own=True), ""
 
 
-def _transformers_file(architecture: str, model_type: str) -> ModelingFile | None:
+def transformers_file(architecture: str, model_type: str) -> ModelingFile | None:
+    """The modeling file of the installed transformers that has the class, or None."""
     place = class_place(model_type)
     if place is None:
         return None

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable, Iterator
 
+from autoport.codegen.gaps import stubs
 from autoport.review.finding import Finding, NotApplicable, Subject, check, failed, passed
 from autoport.review.names import origins
 from autoport.review.source import Function
@@ -36,6 +37,14 @@ def over_forward_path(subject: Subject, hits: Callable[[Function], Hits], what: 
         for functions in clean.values()
         for file in [functions[0].file]
     ]
+
+
+@check
+def sections_written(subject: Subject) -> list[Finding]:
+    """Nothing that `autoport port --incomplete` left open is still open."""
+    files = subject.source.files
+    found = [failed(file.at(node), text) for file in files for node, text in stubs(file.tree)]
+    return found or [passed(file.at(file.tree.body[0]), "no section is open") for file in files[:1]]
 
 
 @check

@@ -1,0 +1,207 @@
+"""A plan with gaps: what no declaration covers is left to a person, all the rest is planned as always.
+
+A class without a declaration is taken for Llama with other parts: what it has beyond that shows in the keys of its
+checkpoint and in its modeling file. The proof decides whether the rest of it is Llama.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from autoport.analysis.architecture import assemble, port_dtype
+from autoport.analysis.coverage import check_coverage, coverage_problems
+from autoport.analysis.crosscheck import head_problems, projection_problems
+from autoport.analysis.families import find_family
+from autoport.analysis.families.family import Family
+from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.scope import facts_problems
+from autoport.analysis.source_check import source_conflicts
+from autoport.analysis.traits import Traits
+from autoport.analysis.weight_map import LAYER, build_weight_map
+from autoport.errors import Problem, Refusal
+from autoport.research.modeling.classes import Decoder
+from autoport.research.modeling.locate import transformers_file
+from autoport.schema import (
+    Architecture,
+    Checkpoint,
+    Facts,
+    Finding,
+    Gap,
+    GapParameter,
+    WeightEntry,
+    WeightMap,
+)
+
+GapSection = Literal["attention", "mlp", "decoder"]
+
+# What a refusal is about -> the section that is left out; every other refusal stands.
+RULES: dict[str, GapSection] = {
+    "SCOPE-ACTIVATION": "mlp",
+    "SCOPE-ALIBI": "attention",
+    "SCOPE-SCALE": "attention",
+    "SCOPE-SINK": "attention",
+    "SCOPE-QK-NORM": "attention",
+    "SCOPE-BLOCK": "decoder",
+}
+TOPICS: dict[str, GapSection] = {
+    "block": "decoder",
+    "scale": "decoder",
+    "qk_norm": "attention",
+    "sinks": "attention",
+    "attention_scale": "attention",
+    "softcap": "attention",
+    "activation": "mlp",
+}
+CLASSES = {
+    "attention": r"Attention$",
+    "mlp": r"(MLP|MoE|Moe|FeedForward|FFN)$",
+    "decoder": r"(DecoderLayer|Block|Layer)$",
+}
+
+
+class Described(msgspec.Struct, frozen=True):
+    family: Family
+    architecture: Architecture
+    weights: WeightMap
+    gaps: list[Gap]
+
+
+def describe_with_gaps(facts: Facts, checkpoint: Checkpoint) -> Described:
+    """Describe what is covered, and name the sections that are not.
+
+    Raises:
+        Refusal: what is wrong with the model itself, and what is in no section that can be left out.
+    """
+    name = facts.architecture.value
+    model_type = facts.model_type.value
+    family = find_family(name, model_type) or Family(model_type=model_type, hf_name=name)
+    found: dict[GapSection, list[str]] = {}
+    fatal: list[Problem] = []
+    for problem in facts_problems(facts, family):
+        section = RULES.get(problem.rule)
+        if section:
+            found.setdefault(section, []).append(problem.found)
+        else:
+            fatal.append(problem)
+    keys = CheckpointKeys(checkpoint.tensors, family.keys)
+    dtype = port_dtype(facts, checkpoint)
+    if dtype is None or not keys.layers or fatal:
+        raise Refusal(*(fatal or facts_problems(facts)))
+    traits = Traits(family, facts)
+    architecture = assemble(traits, keys, dtype)
+    fatal += [*traits.problems, *head_problems(facts, keys, checkpoint.source)]
+    fatal += projection_problems(facts, keys, checkpoint)
+    for finding, text in source_conflicts(facts, family, architecture):
+        section = TOPICS.get(finding.topic)
+        if section:
+            found.setdefault(section, []).append(f"{text} ({finding.where})")
+        else:
+            fatal.append(_conflict(finding, text))
+    weights = build_weight_map(architecture, keys, family.moe)
+    coverage = check_coverage(weights, architecture.num_layers, checkpoint, architecture.layers.moe)
+    extra: dict[GapSection, dict[str, str]] = {}
+    for key in coverage.unexpected:
+        section, suffix = _section_of(key, keys)
+        if suffix:
+            extra.setdefault(section, {})[suffix] = key
+    taken = {key for suffixes in extra.values() for suffix in suffixes for key in _all(suffix, keys)}
+    coverage.unexpected = [key for key in coverage.unexpected if key not in taken]
+    fatal += coverage_problems(coverage, architecture.num_layers, checkpoint)
+    if fatal:
+        raise Refusal(*fatal)
+    for section, suffixes in extra.items():
+        found.setdefault(section, []).append(f"Nothing takes {', '.join(suffixes)} yet")
+    gaps = []
+    for section, texts in found.items():
+        parameters = [
+            _parameter(section, suffix, checkpoint.tensors[key].shape, architecture)
+            for suffix, key in extra.get(section, {}).items()
+        ]
+        weights.entries += [
+            WeightEntry(parameter.name, [f"{keys.layer}{suffix}"], [parameter.shape], "replicated")
+            for parameter, suffix in zip(parameters, extra.get(section, {}), strict=True)
+        ]
+        gaps.append(Gap(section, texts, _place(facts, section), parameters))
+    return Described(family, _composed(architecture, found), weights, gaps)
+
+
+def _conflict(finding: Finding, text: str) -> Problem:
+    return Problem("SOURCE-CONFLICT", text, finding.where, "the port would compute something else here")
+
+
+def _composed(architecture: Architecture, found: Mapping[GapSection, list[str]]) -> Architecture:
+    """Attention with a gap is composed, so that the gap is one plain function."""
+    if "attention" not in found:
+        return architecture
+    attention = architecture.attention
+    reasons = (*attention.composed, "a part that is written by hand")
+    return msgspec.structs.replace(
+        architecture, attention=msgspec.structs.replace(attention, composed=reasons)
+    )
+
+
+def _section_of(key: str, keys: CheckpointKeys) -> tuple[GapSection, str]:
+    """The section that a layer's key belongs to, and the key below the layer; nothing for other keys."""
+    match = re.fullmatch(rf"{re.escape(keys.prefix + keys.names.layers)}\.\d+\.(.+)", key)
+    if match is None:
+        return "decoder", ""
+    part = match[1].partition(".")[0]
+    if part == keys.names.o.partition(".")[0]:
+        return "attention", match[1]
+    if part == keys.names.down.partition(".")[0]:
+        return "mlp", match[1]
+    return "decoder", match[1]
+
+
+def _all(suffix: str, keys: CheckpointKeys) -> Iterator[str]:
+    return (f"{keys.prefix}{keys.names.layers}.{index}.{suffix}" for index in keys.layers[suffix])
+
+
+def _parameter(
+    section: GapSection, suffix: str, shape: tuple[int, ...], architecture: Architecture
+) -> GapParameter:
+    """A parameter that holds a tensor of the checkpoint as it is, on every rank."""
+    module = {"attention": "self_attn.", "mlp": "mlp.", "decoder": ""}[section]
+    below = suffix if section == "decoder" else suffix.partition(".")[2]
+    sizes = _sizes(architecture)
+    return GapParameter(
+        name=f"{LAYER}{module}{below.replace('.', '_')}",
+        shape=shape,
+        sizes=[sizes.get(size, str(size)) for size in shape],
+    )
+
+
+def _sizes(architecture: Architecture) -> dict[int, str]:
+    """Sizes that the config names; of several names for one number the first is taken."""
+    attention = architecture.attention
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
+    named = [
+        (architecture.hidden_size, "hidden_size"),
+        (architecture.mlp.intermediate_size, "intermediate_size"),
+        (attention.head_dim, "head_dim"),
+        (2 * attention.head_dim, "2 * head_dim"),
+        (kv_heads * attention.head_dim, "num_key_value_heads * head_dim"),
+        (heads * attention.head_dim, "num_attention_heads * head_dim"),
+        (kv_heads, "num_key_value_heads"),
+        (heads, "num_attention_heads"),
+    ]
+    found: dict[int, str] = {}
+    for size, name in named:
+        found.setdefault(size, re.sub(r"[a-z]\w+", r"config.\g<0>", name))
+    return found
+
+
+def _place(facts: Facts, section: GapSection) -> str:
+    """Class and lines of the modeling file that compute the section."""
+    file = transformers_file(facts.architecture.value, facts.model_type.value)
+    if file is None:
+        return facts.modeling.file or "the modeling file of the class"
+    decoder = Decoder(file)
+    for name, node in decoder.classes.items():
+        forward = decoder.method(node, "forward") if re.search(CLASSES[section], name) else None
+        if isinstance(forward, ast.FunctionDef):
+            return f"{file.name}:{forward.lineno}-{forward.end_lineno} ({name}.forward)"
+    return file.name
