@@ -154,9 +154,13 @@ def main() -> int:
     if case is None:
         parser.error(f"no eval {arguments.id!r}; there are {', '.join(case['id'] for case in data['evals'])}")
     if arguments.command == "prepare":
+        if arguments.folder.exists():
+            parser.error(f"{arguments.folder} exists; pass a new folder")
         prepare(case, arguments.folder)
         print(case["prompt"])
         return 0
+    if not (arguments.folder / REPLY).is_file():
+        parser.error(f"no {arguments.folder / REPLY}: save the agent's last message there")
     results = {text: holds(text, arguments.folder) for text in case["assertions"]}
     for text, passed in results.items():
         print("pass" if passed else "FAIL", text)

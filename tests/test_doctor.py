@@ -129,7 +129,7 @@ def test_a_neuron_ls_that_fails(
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setattr(doctor_module, "devices", lambda: [Path("/dev/neuron0")])
     item = by_name(examine(workspace.root, dry_run=False))["Neuron device"]
-    assert (item.status, item.found) == ("warn", "1 devices; neuron-ls failed")
+    assert (item.status, item.found) == ("stop", "1 devices; neuron-ls failed")
 
 
 # --- API generation ---------------------------------------------------------------------------------

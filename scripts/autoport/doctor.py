@@ -116,7 +116,12 @@ def _packages(dry_run: bool) -> Iterator[Item]:
         )
     present = [(name, found[1]) for name in OF_THE_DEVICE if (found := installed_version(name))]
     text = ", ".join(f"{name} {version}" for name, version in present) or "none"
-    yield Item("Neuron packages", "ok" if present else "skipped" if dry_run else "warn", text)
+    if present or dry_run:
+        yield Item("Neuron packages", "ok" if present else "skipped", text)
+    else:
+        yield Item(
+            "Neuron packages", "stop", text, "activate the environment of the Neuron SDK and the plugin"
+        )
 
 
 # --- Workspace --------------------------------------------------------------------------------------
@@ -160,7 +165,7 @@ def _device(dry_run: bool) -> Iterator[Item]:
     if cores is None:
         yield Item(
             "Neuron device",
-            "warn",
+            "stop",
             f"{count} devices; neuron-ls failed",
             f"run {tool} and read its error",
         )

@@ -142,9 +142,11 @@ def summarise(proof: Proof) -> str:
     ratios = [phase.r_ratio for phase in phases if phase.r_ratio and phase.phase != SAMPLING]
     worst = max(ratios, key=lambda ratio: ratio.value or 0.0)
     records = [record for run in proof.runs for record in run.hardware if record.kind == "fallback"]
+    uncertain = any((ratio.high or 0.0) >= proof.r_ratio_limit for ratio in ratios)
     slow = len({(record.operator, record.message) for record in records})
     return (
         f"equals {proof.reference} on the simulator at TP {sizes}: float32 error {error:.1e}, tokens equal; "
         f"bfloat16 R {worst.value:.2f} [{worst.low:.2f}, {worst.high:.2f}]"
+        + (f", not certain: the band reaches the limit {proof.r_ratio_limit}" if uncertain else "")
         + (f"; {slow} slow-path notes (hardware in proof.json)" if slow else "")
     )
