@@ -70,6 +70,14 @@ def test_missing_packages(workspace: Workspace, no_device: None, monkeypatch: py
     assert by_name(examine(workspace.root, dry_run=False))["torch"].status == "stop"
 
 
+def test_without_the_neuron_sdk_only_a_dry_run_goes_on(
+    workspace: Workspace, no_device: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doctor_module, "OF_THE_DEVICE", ("no-such-neuron-package",))
+    assert by_name(examine(workspace.root, dry_run=True))["Neuron packages"].status == "skipped"
+    assert by_name(examine(workspace.root, dry_run=False))["Neuron packages"].status == "stop"
+
+
 def test_an_old_python(monkeypatch: pytest.MonkeyPatch, workspace: Workspace):
     monkeypatch.setattr(doctor_module, "MIN_PYTHON", (99, 0))
     item = by_name(examine(workspace.root, dry_run=True))["Python"]
