@@ -129,5 +129,8 @@ class PackageWorkspace(Workspace):
     def run_script(self, name: str) -> str:
         return "examples/run.py"
 
+    def variant_tests(self, name: str) -> str:
+        return "tests"
+
     def logit_test(self, name: str) -> str:
         return "tests/test_logits.py"

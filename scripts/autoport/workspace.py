@@ -231,6 +231,10 @@ class Workspace:
     def run_script(self, name: str) -> str:
         return f"examples/vllm_neuron/models/{name}/run.py"
 
+    def variant_tests(self, name: str) -> str:
+        """Folder of the tests of a model's variants, below the workspace."""
+        return f"test/{self.package}/model/{name}"
+
     def logit_test(self, name: str) -> str:
         return f"test/vllm_neuron/model/{name}/bf16/e2e/test_logits.py"
 

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import msgspec
 import pytest
 from autoport.cli.port import _place as place
-from autoport.codegen import document, generate, register
+from autoport.codegen import add_variant, document, generate, register
 from autoport.codegen.out_of_tree import used_api
 from autoport.errors import Refusal
 from autoport.package_workspace import PackageWorkspace
@@ -108,6 +108,16 @@ def test_the_review_has_rules_for_it(port: Port) -> None:
     metadata = port.workspace.root / "pyproject.toml"
     metadata.write_text(metadata.read_text().replace("vllm.general_plugins", "vllm.platform_plugins"))
     assert statuses() == green | {"OOT-ENTRY": "fail"}
+
+
+def test_a_variant_goes_into_the_package(port: Port) -> None:
+    added = add_variant.run(port, add_variant.declare("fp8"))
+    assert set(added.files) == {
+        "tests/test_yi_fp8.py",
+        *(f"vllm_neuron_yi/{name}.py" for name in ("factory", "model_fp8", "quantized_weights")),
+    }
+    assert "from vllm_neuron_yi import factory" in (port.workspace.root / "tests/test_yi_fp8.py").read_text()
+    assert not (port.workspace.root / "vllm_neuron").exists()
 
 
 # --- What is refused ----------------------------------------------------------------------------------------

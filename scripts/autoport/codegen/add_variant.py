@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from autoport.codegen.factory_edit import Implementation, add_variant, fallback
-from autoport.codegen.render import Checked, render_python
+from autoport.codegen.render import Checked, identifier, render_python
 from autoport.codegen.variant_tests import selection_cases
 from autoport.errors import Problem, Refusal, refuse
 from autoport.variants import FORMATS, STATE_FILE, Variant, check_variants, read_variants
@@ -62,7 +62,7 @@ def run(port: Port, variant: Variant) -> Added:
     edited = add_variant(factory, architecture, variant, folder / "factory.py")
     files = implementation(port, variant, base)
     files |= tests(port, variant, declared, architecture)
-    factory_path = f"{workspace.package}/model/{model}/factory.py"
+    factory_path = (folder / "factory.py").relative_to(workspace.root).as_posix()
     ours = port.file_status(factory_path) == "ours"
     if ours:
         files[factory_path] = edited
@@ -125,7 +125,7 @@ def check_base(path: Path, class_name: str) -> None:
 
 def implementation(port: Port, variant: Variant, base: Implementation) -> dict[str, str]:
     """The variant's module, and for a weight format what it shares with others: text by workspace path."""
-    folder = f"{port.workspace.package}/model/{port.name}"
+    folder = port.workspace.model_dir(port.name).relative_to(port.workspace.root).as_posix()
     context = {
         "variant": variant,
         "package": port.workspace.package,
@@ -144,12 +144,12 @@ def implementation(port: Port, variant: Variant, base: Implementation) -> dict[s
 
 def tests(port: Port, variant: Variant, declared: list[Variant], architecture: str) -> dict[str, str]:
     """Tests of the paths that select the variant, and of those that are refused: text by workspace path."""
-    path = f"test/{port.workspace.package}/model/{port.name}/test_{port.name}_{variant.name}.py"
+    path = f"{port.workspace.variant_tests(port.name)}/test_{port.name}_{variant.name}.py"
+    home = ".".join(identifier(part) for part in port.workspace.model_module(port.name).split("."))
     return {
         path: render_python(
             "tests/test_variant.py.j2",
-            name=port.name,
-            package=port.workspace.package,
+            home=Checked(home),
             architecture=architecture,
             variant=variant,
             modules=[item.module for item in declared],

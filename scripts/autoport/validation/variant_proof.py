@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autoport.errors import refuse
+from autoport.package_workspace import PackageWorkspace
 from autoport.port import Outcome
 from autoport.schema import Facts, Plan
 from autoport.validation.metrics import relative_errors
@@ -64,6 +65,7 @@ def run(port: Port, name: str, tp_sizes: Sequence[int]) -> Outcome:
         platform=next(iter((*variant.default_on, *variant.platforms)), ""),
         config=chosen_by(variant, prepared.config),
         module=variant.module,
+        out_of_tree=port.workspace.module if isinstance(port.workspace, PackageWorkspace) else "",
     )
     proof = prove(subject, prepared, sizes, not_run, state_dir)
     state = f"proof_{name}.json"
