@@ -186,6 +186,7 @@ class Attention(msgspec.Struct, frozen=True):
 
     Attributes:
         scale: Factor of the scores; None for head_dim ** -0.5.
+        scale_by_layer: The scale is divided by the layer's number, counted from one.
         softcap: c in c * tanh(scores / c).
         sinks: One more logit per head in the softmax, without a value.
         alibi: Scores get a per-head slope times the key's distance, instead of rotary embeddings.
@@ -202,6 +203,7 @@ class Attention(msgspec.Struct, frozen=True):
     o_bias: bool = False
     qk_norm: QkNorm | None = None
     scale: float | None = None
+    scale_by_layer: bool = False
     softcap: float | None = None
     sinks: bool = False
     output_gate: OutputGate | None = None
@@ -465,7 +467,7 @@ class WeightMap(msgspec.Struct):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A tensor-parallel rule (``R1`` to ``R5``, ``MEM``) that a size breaks, with the numbers."""
+    """A tensor-parallel rule (``R1`` to ``R4``, ``MEM``) that a size breaks, with the numbers."""
 
     rule: str
     text: str
@@ -749,6 +751,8 @@ class ProofRun(msgspec.Struct, frozen=True):
         hardware: Device rules that rank 0 met.
         collectives: Calls in one forward of rank 0 by kind, for each step and bucket, e.g. ``"prefill 64"``.
         failure: Why the run is red, its first failing phase first; empty when it is green.
+        twins: Twins with weights and prompts of their own that the phases are judged on together; several where
+            R of the first was over the limit by no more than its spread.
         log: Output of the rank to look at, relative to the workspace.
         sections: When a phase is red, the sections of the first red one in the order in which the port runs them.
         diverges: The first of them that differs from the reference.
@@ -764,6 +768,7 @@ class ProofRun(msgspec.Struct, frozen=True):
     log: str
     sections: list[SectionError] = []
     diverges: SectionError | None = None
+    twins: int = 1
 
 
 class Proof(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ EXPECTED = {
     "stablelm-2-1.6b": ("llama3", 2, "LayerNorm, with a bias"),
     "olmo-1b": ("llama3", 2, "LayerNorm, no weight"),
     "olmo-2-7b": ("qwen3", 2, "before the residual sum"),
-    "granite-3.1-8b": ("llama3", 1, "branches times 0.22"),
+    "granite-3.1-8b": ("llama3", 2, "branches times 0.22"),
     "command-r": ("llama3", 4, "neighbours paired"),
     "command-r7b": ("smollm3", 2, "none in 8 of 32 layers (NoPE)"),
     "glm-4-9b": ("llama3", 2, "64 dimensions of a head"),
@@ -43,7 +43,7 @@ EXPECTED = {
     "smollm3-3b": ("smollm3", 2, "none in 9 of 36 layers (NoPE)"),
     "falcon-40b": ("llama3", 8, "attention and MLP in parallel, a norm each"),
     "gpt-neox-20b": ("llama3", 4, "24 dimensions of a head"),
-    "gpt2": ("llama3", 1, "learned positions"),
+    "gpt2": ("llama3", 2, "learned positions"),
     "starcoder2-3b": ("llama3", 2, "plain, gelu_tanh"),
     "minitron-4b": ("llama3", 2, "times 1 + w"),
 }

@@ -9,7 +9,7 @@ import pytest
 from autoport.port import Options, run_step
 from autoport.schema import Facts, Plan
 from autoport.validation.prove import Dtype, prepare, prove_run
-from autoport.validation.scenario import DECODE, PREFILL, SEGMENTED
+from autoport.validation.scenario import DECODE, PREFILL
 from autoport.validation.simulated import Subject
 from autoport.validation.twin import build
 from autoport.workspace import Port, Workspace
@@ -113,7 +113,6 @@ FAULTS = {
         "dots1",
         r"hidden_states\.float\(\) @ self\.router_weight\.T",
         "(hidden_states.bfloat16() @ self.router_weight.T.bfloat16()).float()",
-        SEGMENTED,  # seen where a token changes experts
     ),
     "router in bfloat16 in fused decode": Fault(
         "qwen2_moe", r"router_mm_dtype=nl\.float32", "router_mm_dtype=nl.bfloat16", DECODE

@@ -21,7 +21,7 @@ PORTED = [
     "cohere2",
     "gemma3_text",
     "glm4",
-    "gpt2",
+    "gpt2: odd vocabulary",
     "granite_swa: multipliers",
     "llama: hidden_size an odd multiple of 128",
     "ministral3",

@@ -227,7 +227,9 @@ def baseline(twins):
     result = {}
     for name in NAMES:
         model = reference.load(twins[name], torch.float32)
-        prompt = scenario.draw_prompts(model.config.vocab_size, seed=0)["long"]
+        prompt = scenario.draw_sequences(model.config.vocab_size, seed=0)["long"][
+            : scenario.LONG.prompt_length
+        ]
         result[name] = prompt, reference.logits(model, prompt)
     return result
 

@@ -44,6 +44,7 @@ def describe_attention(
         o_bias=keys.in_layers(names.o, "bias"),
         qk_norm=qk_norm,
         scale=traits.number(family.scale),
+        scale_by_layer=bool(traits.value(family.scale_by_layer)),
         softcap=softcap,
         sinks=bool(traits.value(family.sinks)),
         output_gate=_output_gate(traits),

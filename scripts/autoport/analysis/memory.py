@@ -32,10 +32,8 @@ def memory_rows(plan: TpPlan, tp: int) -> list[tuple[str, str, str]]:
         ("total", _gb(total), f"of {_gb(plan.bytes_per_core)} per logical core"),
     ]
     broken = {violation.rule for violation in candidate.violations}
-    if "R5" in broken:
-        rows.append(
-            ("padding", "", f"vocabulary to {candidate.padded_vocab_size} would divide; not generated")
-        )
+    if candidate.padded_vocab_size != plan.candidates[0].padded_vocab_size:  # the first one is TP 1
+        rows.append(("padding", "", f"vocabulary to {candidate.padded_vocab_size}, with rows of zeros"))
     if "R4" in broken and candidate.padded_intermediate_size:
         text = f"intermediate_size to {candidate.padded_intermediate_size} would divide; not generated"
         rows.append(("padding", "", text))

@@ -89,6 +89,7 @@ def config_checks(traits: Traits, windows: Sequence[int | None]) -> dict[str, An
         family.sinks,
         family.output_gate_width,
         family.alibi,
+        family.scale_by_layer,
         family.final_norm,
         family.qk_norm.when if family.qk_norm else "False",
     ]

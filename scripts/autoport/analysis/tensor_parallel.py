@@ -75,7 +75,7 @@ def total_bytes(parts: Mapping[str, WeightBytes]) -> WeightBytes:
 
 
 def check_rules(size: Dimensions, tp: int) -> list[Violation]:
-    """Return the rules R1 to R5 that `tp` breaks, with the numbers."""
+    """Return the rules R1 to R4 that `tp` breaks, with the numbers."""
     heads, kv = size.num_heads, size.num_kv_heads
     broken = []
     if heads % tp:
@@ -90,15 +90,6 @@ def check_rules(size: Dimensions, tp: int) -> list[Violation]:
             padded = -(-inner // tp) * tp
             text = f"{name} {inner} is not a multiple of {tp}; padding it to {padded} would do, "
             broken.append(Violation("R4", f"{text}but padding is not generated"))
-    if size.vocab_size % tp:
-        padded = -(-size.vocab_size // tp) * tp
-        broken.append(
-            Violation(
-                "R5",
-                f"vocab_size {size.vocab_size} is not a multiple of {tp}; padding it to {padded} would do, "
-                "but padding is not generated",
-            )
-        )
     return broken
 
 

@@ -13,10 +13,24 @@ def command(
         typer.Option("--arch", metavar="NAME", help="Only this model type or variant (may be repeated)."),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Ports at the same time.")] = 1,
-    out: Annotated[Path, typer.Option("--out", help="Folder for coverage.md and coverage.json.")] = Path(),
-    tp: Annotated[
-        list[int] | None, typer.Option("--tp", help="TP size to prove (may be repeated; default 1 and 2).")
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder of coverage.md and coverage.json; results are merged into what is there "
+            "(default: references/ where this folder has it, else this folder).",
+            show_default=False,
+        ),
     ] = None,
+    tp: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--tp", help="TP size to prove (may be repeated; default 1, 2, and 4 where it is valid)."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Leave out what this version of the code has swept already.")
+    ] = False,
 ) -> None:
     """Port and prove a tiny checkpoint of every architecture of the landscape; write a coverage report."""
     import sys
@@ -24,7 +38,7 @@ def command(
     from autoport.errors import ExitCode, refuse
     from autoport.validation import landscape
     from autoport.validation.ranks import check_installed
-    from autoport.validation.sweep import Result, summary, sweep, write_report
+    from autoport.validation.sweep import Result, code_digest, read_report, summary, sweep, write_report
 
     check_installed()
     known = landscape.names()
@@ -32,16 +46,24 @@ def command(
     unknown = [name for name in arch or () if name not in known]
     if unknown:
         raise refuse("SWEEP-NAME", f"not in the landscape: {', '.join(unknown)}", "option --arch", known[0])
+    if out is None:
+        out = Path("references") if Path("references").is_dir() else Path()
+    out.mkdir(parents=True, exist_ok=True)
+    results = read_report(out)
+    if resume:
+        current = code_digest()
+        wanted = [name for name in wanted if name not in results or results[name].code != current]
 
     def show(result: Result) -> None:
+        results[result.name] = result
+        write_report(list(results.values()), out)
         note = "; ".join(result.reasons)[:200]
         print(f"{result.verdict:8} {result.name} ({result.seconds:.0f} s) {note}", file=sys.stderr)
 
     with tempfile.TemporaryDirectory(prefix="autoport-sweep-") as folder:
-        results = sweep(wanted, jobs, Path(folder), tp or (), show)
-    out.mkdir(parents=True, exist_ok=True)
-    for path in write_report(results, out):
+        swept = sweep(wanted, jobs, Path(folder), tp or (), show)
+    for path in write_report(list(results.values()), out):
         print(path)
-    print(summary(results), file=sys.stderr)
-    if any(result.verdict in ("red", "failed") for result in results):
+    print(summary(list(results.values())), file=sys.stderr)
+    if any(result.verdict in ("red", "failed") for result in swept):
         raise SystemExit(ExitCode.RED)

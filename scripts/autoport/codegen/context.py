@@ -23,6 +23,9 @@ ACTIVATION_NAMES = {
     "xielu": ("xielu",),
 }
 
+# Vocabularies that are a multiple of this divide by all usual numbers of ranks; others are padded.
+WHOLE_VOCABULARY = 64
+
 FIELD_TYPES = {
     "rope_parameters": "dict[str, Any]",
     "layer_windows": "list[int | None]",
@@ -74,6 +77,7 @@ def architecture_context(architecture: Architecture) -> dict[str, Any]:
             "rotary_dim" if architecture.rope and architecture.rope.rotary_dim else "head_dim"
         ),
         "rope_kinds": list(dict.fromkeys(rope.kind for rope in ropes)),
+        "pads_vocabulary": pads_vocabulary(architecture),
         "rope_label": labels[0] if labels else None,
         "kernel_activations": KERNEL_ACTIVATIONS,
         "config_fields": config_fields(architecture, norm_eps_field),
@@ -108,8 +112,14 @@ def own_loaders(architecture: Architecture) -> list[str]:
 
 def sharded_sizes(architecture: Architecture) -> list[str]:
     """Config fields that the ranks divide evenly."""
-    names = ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size")
-    return [name for name in (*names, "vocab_size") if name in architecture.readings]
+    names = ["num_attention_heads", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size"]
+    names += [] if pads_vocabulary(architecture) else ["vocab_size"]
+    return [name for name in names if name in architecture.readings]
+
+
+def pads_vocabulary(architecture: Architecture) -> bool:
+    """Whether the head pads the vocabulary to a multiple of the ranks."""
+    return architecture.vocab_size % WHOLE_VOCABULARY != 0
 
 
 def config_fields(architecture: Architecture, norm_eps_field: str) -> list[tuple[str, Checked, str | None]]:

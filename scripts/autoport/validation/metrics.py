@@ -34,7 +34,11 @@ def relative_errors(port: "torch.Tensor", reference: "torch.Tensor") -> "torch.T
 
 
 def r_ratio(
-    port_bf16: "torch.Tensor", reference_bf16: "torch.Tensor", reference_fp32: "torch.Tensor", seed: int = 0
+    port_bf16: "torch.Tensor",
+    reference_bf16: "torch.Tensor",
+    reference_fp32: "torch.Tensor",
+    seed: int = 0,
+    trimmed: float = 0.0,
 ) -> Ratio:
     """R = ||port - ref32||_F / (||ref16 - ref32||_F + eps), in float64.
 
@@ -46,6 +50,8 @@ def r_ratio(
         reference_bf16: Logits [positions, vocab_size] of the Hugging Face class in bfloat16.
         reference_fp32: Logits [positions, vocab_size] of the Hugging Face class in float32.
         seed: Seed of the resampling.
+        trimmed: Share of the positions that is left out: those where the port or the reference has the largest
+            error, relative to its median.
 
     Returns:
         None for what is not finite: the port has a NaN or an infinity, or differs where the baseline error is
@@ -64,6 +70,11 @@ def r_ratio(
     if float(baseline.sum().sqrt()) <= BASELINE_ZERO * float(reference32.norm()):
         exact = 0.0 if bool((port == reference32).all()) else None
         return Ratio(exact, exact, exact, baseline_zero=True)
+
+    if trimmed:
+        size = torch.maximum(target / target.median(), baseline / baseline.median())
+        kept = size.argsort()[: math.ceil(len(size) * (1 - trimmed))]
+        target, baseline = target[kept], baseline[kept]
 
     def ratio(numerator: "torch.Tensor", denominator: "torch.Tensor") -> "torch.Tensor":
         return numerator.sqrt() / (denominator.sqrt() + R_EPS)

@@ -67,10 +67,14 @@ SPANS = [
 ]
 
 
-def draw_prompts(vocab_size: int, seed: int) -> dict[str, list[int]]:
-    """Return the prompt of each sequence as token ids, drawn uniformly from the vocabulary."""
+def draw_sequences(vocab_size: int, seed: int) -> dict[str, list[int]]:
+    """Return each sequence, prompt and continuation, as token ids drawn uniformly from the vocabulary."""
     draw = random.Random(seed)
-    return {
+    prompts = {
         name: [draw.randrange(vocab_size) for _ in range(sequence.prompt_length)]
         for name, sequence in SEQUENCES.items()
+    }
+    return {
+        name: prompt + [draw.randrange(vocab_size) for _ in range(SEQUENCES[name].steps)]
+        for name, prompt in prompts.items()
     }

@@ -19,6 +19,7 @@ MAX_HEAD_DIM = 128  # the attention kernels' limit
 MIN_VOCAB = 512
 HIDDEN_MULTIPLES = (256, 128)  # what the decode kernels and the others ask of hidden_size
 LONGROPE_CONTEXT = 2 * SINGLE_SHOT_MODEL_LEN  # the single-shot run is within it, the segmented one beyond
+YARN_CONTEXT = 256  # prompts exceed it
 WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
 
 # Config keys of sizes that a config leaves to its class, so that no key says where they go.
@@ -66,6 +67,8 @@ def shrink(facts: Facts) -> dict[str, Any]:
             twin[_config_key(name, source, facts.config)] = size
     if original_context is not None:
         _replace(twin, "original_max_position_embeddings", original_context)
+    if value["rope_type"] == "yarn":
+        _shorten_original(twin, YARN_CONTEXT)
     if value["rope_type"] == "longrope":
         for name in ("short_factor", "long_factor"):
             factors = value["rope_parameters"][name]
@@ -159,6 +162,15 @@ def _next_divisible_as(real: int, start: int) -> int:
     """Smallest number from `start` on that is divisible by the TP sizes as `real` is."""
     largest = max(TP_SIZES)
     return next(n for n in range(start, start + largest) if math.gcd(n, largest) == math.gcd(real, largest))
+
+
+def _shorten_original(node: dict[str, Any], context: int) -> None:
+    """Shorten the original context of a RoPE scaling to at most `context`, wherever it is given."""
+    for key, child in node.items():
+        if key == "original_max_position_embeddings" and child is not None:
+            node[key] = min(child, context)
+        elif isinstance(child, dict):
+            _shorten_original(child, context)
 
 
 def _replace(node: dict[str, Any], key: str, value: Any) -> None:

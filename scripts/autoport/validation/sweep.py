@@ -1,10 +1,15 @@
-"""The sweep: ports a tiny checkpoint of every class of the landscape, proves each port, and reports."""
+"""The sweep: ports a tiny checkpoint of every class of the landscape, proves each port, and reports.
 
+Each result is merged into the report as soon as it is there, so an interrupted sweep is not lost.
+"""
+
+import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +20,7 @@ import msgspec
 
 from autoport.errors import Refusal
 from autoport.port import STEPS, Options, run_step
+from autoport.resources import references_dir, simulator_dir, templates_dir
 from autoport.schema import Plan, Proof
 from autoport.validation import landscape
 from autoport.validation.scenario import SAMPLING
@@ -38,6 +44,7 @@ class Result(msgspec.Struct):
         error: Largest relative error in float32.
         r_ratio: Largest R in bfloat16.
         lines: Lines of its model.py.
+        code: Digest of the code that it was swept with.
     """
 
     name: str
@@ -51,23 +58,42 @@ class Result(msgspec.Struct):
     error: float | None = None
     r_ratio: float | None = None
     lines: int = 0
+    code: str = ""
 
 
 def sweep(
     names: Sequence[str], jobs: int, folder: Path, tp_sizes: Sequence[int], done: Callable[[Result], None]
 ) -> list[Result]:
-    """Port and prove `names`, `jobs` at a time, each in a process of its own below `folder`."""
+    """Port and prove `names`, `jobs` at a time, each in a process of its own below `folder`.
+
+    An interrupt ends the processes, too.
+
+    Args:
+        done: Called with each result as it comes, one at a time.
+    """
+    running: set[subprocess.Popen[bytes]] = set()
+    lock = threading.Lock()
+    code = code_digest()
 
     def run(name: str) -> Result:
-        result = _in_process(name, folder / _file_name(name), tp_sizes)
-        done(result)
+        result = _in_process(name, folder / _file_name(name), tp_sizes, running)
+        result.code = code
+        with lock:
+            done(result)
         return result
 
-    with ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs)
+    try:
         return list(pool.map(run, names))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(running):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
-def _in_process(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
+def _in_process(
+    name: str, folder: Path, tp_sizes: Sequence[int], running: "set[subprocess.Popen[bytes]]"
+) -> Result:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     started = time.monotonic()
@@ -80,20 +106,39 @@ def _in_process(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
             start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
+        running.add(process)
         try:
             process.wait(TIME_LIMIT)
-            reason = f"ended with code {process.returncode}; see {folder / 'log'}"
+            reason = f"ended with code {process.returncode}: {_last_line(folder / 'log')}"
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             reason = f"not done after {TIME_LIMIT:.0f} s"
+        running.discard(process)
     path = folder / "result.json"
     if path.is_file():
         result = msgspec.json.decode(path.read_bytes(), type=Result)
     else:
         result = _result(name, "failed", [reason])
+    shutil.rmtree(folder, ignore_errors=True)
     result.seconds = round(time.monotonic() - started, 1)
     return result
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"
+
+
+def code_digest() -> str:
+    """Digest of everything that decides a result: the package, the templates, the simulator, the landscape."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for root, pattern in ((package, "*.py"), (templates_dir(), "*.j2"), (simulator_dir(), "*.py")):
+        for path in sorted(root.rglob(pattern)):
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    digest.update((references_dir() / "landscape.json").read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def port_one(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
@@ -104,6 +149,8 @@ def port_one(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
     problems = []
     try:
         for step in STEPS:
+            if step == "prove" and not tp_sizes:
+                options.tp_sizes = _provable(port.read_state("plan.json", Plan, "analyze"))
             outcome = run_step(port, step, options)
             if outcome.status != "done":
                 problems.append(f"{step}: {outcome.summary}")
@@ -124,6 +171,12 @@ def port_one(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
     return result
 
 
+def _provable(plan: Plan) -> list[int]:
+    """The sizes that are proven by default, and TP 4 where the heads allow it; empty for the default."""
+    broken = {size.tp_size: [v for v in size.violations if v.rule != "MEM"] for size in plan.tp.candidates}
+    return [1, 2, 4] if not any(broken.get(size, [size]) for size in (1, 2, 4)) else []
+
+
 def _result(name: str, verdict: Verdict, reasons: list[str]) -> Result:
     entry = landscape.load()[name.partition(": ")[0]]
     return Result(name, entry.hf_name, entry.category, verdict, reasons=reasons)
@@ -136,11 +189,21 @@ def _file_name(name: str) -> str:
 # --- Report -----------------------------------------------------------------------------------------------
 
 
+def read_report(folder: Path) -> dict[str, Result]:
+    """Results of an earlier sweep by name; empty when there is none."""
+    path = folder / "coverage.json"
+    if not path.is_file():
+        return {}
+    return {result.name: result for result in msgspec.json.decode(path.read_bytes(), type=list[Result])}
+
+
 def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write ``coverage.md`` and ``coverage.json``."""
+    """Write ``coverage.md`` and ``coverage.json``, in the order of the landscape; names that it lacks go."""
+    by_name = {result.name: result for result in results}
+    rows = [by_name[name] for name in landscape.names() if name in by_name]
     files = {
-        "coverage.md": "\n".join(_markdown(results)) + "\n",
-        "coverage.json": msgspec.json.format(msgspec.json.encode(results), indent=1).decode() + "\n",
+        "coverage.md": "\n".join(_markdown(rows)) + "\n",
+        "coverage.json": msgspec.json.format(msgspec.json.encode(rows), indent=1).decode() + "\n",
     }
     for name, text in files.items():
         write_atomic(folder / name, text.encode())

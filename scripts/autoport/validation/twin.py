@@ -35,9 +35,6 @@ HEAD_GAIN = 4.0
 VECTOR_OFFSET = (0.25, 0.75)  # distance of norm weights and biases from their initial value
 # A correction bias is as large as the differences of the scores that it is added to, so that both decide.
 CORRECTION_OFFSET = (0.05, 0.3)
-# Experts differ from each other by this much of their size. Rounding makes tokens whose experts are nearly tied
-# change experts; between unlike experts, that noise would hide every other error in bfloat16.
-EXPERT_SPREAD = 0.03
 CORRECTION = re.compile(r"(correction_bias|expert_bias)$")
 
 
@@ -105,7 +102,7 @@ def heat(model: "PreTrainedModel", seed: int) -> None:
     """Fill every parameter with hot values that bfloat16 can hold.
 
     Matrices are normal with std gain / sqrt(fan_in); vectors (norm weights, biases) lie on both sides of
-    their initial value, at a distance drawn from VECTOR_OFFSET. Experts are alike up to EXPERT_SPREAD.
+    their initial value, at a distance drawn from VECTOR_OFFSET.
     Correction biases of routers, which may be buffers, lie on both sides of zero.
     """
     import torch
@@ -124,8 +121,6 @@ def heat(model: "PreTrainedModel", seed: int) -> None:
                 fan_in = parameter.shape[0 if id(parameter) in transposed else -1]
                 std = gains.get(id(parameter), GAIN) / math.sqrt(fan_in)
                 values = torch.randn(parameter.shape, generator=generator) * std
-                if parameter.ndim == 3:  # stacked over the experts
-                    values = values[:1] + EXPERT_SPREAD * values
             else:
                 distance = torch.empty(parameter.shape).uniform_(*VECTOR_OFFSET, generator=generator)
                 sign = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1

@@ -93,7 +93,10 @@ def quantized(prepared: Prepared, name: str, folder: Path) -> tuple[Prepared, fl
     expected = run_reference(plain)
     measured = change(prepared.reference, expected)
     limit = min(RELATIVE_ERROR_LIMIT, ERROR_SHARE * measured)
-    return Prepared(prepared.config, checkpoint, expected, limit, sections=False), measured
+    changed = prepared._replace(
+        checkpoint=checkpoint, reference=expected, error_limit=limit, sections=False, more=list
+    )
+    return changed, measured
 
 
 def change(original: Reference, quantized: Reference) -> float:

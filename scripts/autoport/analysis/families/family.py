@@ -95,6 +95,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         rope_labels: Expression for the label of each layer's rotary embedding (None for none).
         scale, softcap, logit_scale, logit_softcap, embedding_scale, residual_scale, qkv_clip: Expressions; empty
             or None for none.
+        scale_by_layer: Expression; whether the scale is divided by the layer's number.
         embedding_norm: Whether embeddings are normalised without a weight (`Keys` names one with a weight).
         float32_scores: Whether scores are computed from float32 queries and keys.
         q_temperature: Expression; whether queries are scaled by their position, as in Llama 4.
@@ -133,6 +134,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     windows: str = ""
     rope_labels: str = ""
     scale: str = ""
+    scale_by_layer: str = "False"
     softcap: str = ""
     qkv_clip: str = ""
     q_temperature: str = "False"

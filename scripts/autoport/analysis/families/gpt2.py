@@ -37,10 +37,8 @@ GPT2_FAMILIES = [
         positions="learned",
         mlp="plain",
         scale="(n_embd // n_head) ** -0.5 if scale_attn_weights else 1.0",
-        requires=(
-            ("not scale_attn_by_inverse_layer_idx", "SCOPE-SCALE", "a scale of attention for each layer"),
-            ("not add_cross_attention", "SCOPE-CROSS", "cross attention"),
-        ),
+        scale_by_layer="scale_attn_by_inverse_layer_idx",
+        requires=(("not add_cross_attention", "SCOPE-CROSS", "cross attention"),),
     ),
     Family(
         model_type="gpt_bigcode",
