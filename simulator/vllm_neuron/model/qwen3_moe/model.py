@@ -8,7 +8,7 @@ Tensor parallel: attention heads, MLP columns and the vocabulary are split over 
 in prefill: between the blocks a rank holds T/TP tokens, gathered before attention and MLP, then scattered.
 
 Shapes: T tokens of a step, padded; in decode T = B*S, B sequences with S new tokens each. R sampled
-positions, H hidden size, V vocabulary, Nh and Nkv query and KV heads of this rank, Dh head dim, E experts,
+positions, H hidden size, V vocabulary, Nh query and Nkv KV heads of a rank, Dh head dim, E experts,
 of which a token passes K. Weights are [in, out].
 """
 
@@ -43,8 +43,6 @@ EXPERT_BLOCK_SIZE = 256  # tokens of one expert that the prefill kernel takes at
 
 
 # ===== Section 1: Normalization ===================================================================
-
-
 class Qwen3MoeRMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps), computed in float32, times the weight in the input's dtype."""
 
@@ -60,8 +58,6 @@ class Qwen3MoeRMSNorm(nn.Module):
 
 
 # ===== Section 2: Rotary position embedding =======================================================
-
-
 class Qwen3MoeRotaryEmbedding(nn.Module):
     """cos and sin of the rotary angles; the halves of a head are rotated against each other."""
 
@@ -83,8 +79,6 @@ class Qwen3MoeRotaryEmbedding(nn.Module):
 
 
 # ===== Section 3: Attention =======================================================================
-
-
 class Qwen3MoeAttention(nn.Module):
     """Grouped-query attention over a paged KV cache."""
 
@@ -121,8 +115,9 @@ class Qwen3MoeAttention(nn.Module):
         self.q_norm_weight = nn.Parameter(torch.empty(self.head_dim, dtype=dtype))
         self.k_norm_weight = nn.Parameter(torch.empty(self.head_dim, dtype=dtype))
         self.o_proj_weight = nn.Parameter(torch.empty(q_size, self.hidden_size, dtype=dtype))
-        o_loader = sharding_weight_loader(0, q_size, tp_size, is_storage_transposed=True)
-        set_weight_loader(self.o_proj_weight, o_loader)
+        set_weight_loader(
+            self.o_proj_weight, sharding_weight_loader(0, q_size, tp_size, is_storage_transposed=True)
+        )
 
     def forward(
         self,
@@ -344,8 +339,6 @@ def use_all_experts(num_tokens: int, top_k: int, num_experts: int) -> bool:
 
 
 # ===== Section 5: Decoder layer ===================================================================
-
-
 class Qwen3MoeDecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
@@ -377,8 +370,6 @@ class Qwen3MoeDecoderLayer(nn.Module):
 
 
 # ===== Section 6: Backbone ========================================================================
-
-
 class Qwen3MoeModel(nn.Module):
     """Embedding, decoder layers and final norm."""
 
@@ -414,19 +405,14 @@ class Qwen3MoeModel(nn.Module):
 
         # >>> PARALLELISM: the embedding scatters a prefill's sequence: [T/TP, H], gathered after the norm <<<
         hidden_states = self.embed_tokens(input_ids, scatter_tokens=is_prefill, rank=rank)
-        aux_hidden_states = []
-        for i, layer in enumerate(self.layers):
-            if i in self.aux_hidden_state_layers:
-                aux_hidden_states.append(hidden_states)
+        states = [hidden_states]  # before each layer, and after the last
+        for layer in self.layers:
             hidden_states = layer(hidden_states, position_embeddings, attn_metadata, decode_mask)
-        if len(self.layers) in self.aux_hidden_state_layers:
-            aux_hidden_states.append(hidden_states)
-        hidden_states = self.norm(hidden_states)
-        aux = torch.cat(aux_hidden_states, dim=-1) if aux_hidden_states else None  # [T or T/TP, layers*H]
+            states.append(hidden_states)
+        outputs = [self.norm(hidden_states), *(states[i] for i in self.aux_hidden_state_layers)]
         if is_prefill:
-            hidden_states = self.tp_group.all_gather(hidden_states, dim=0)
-            aux = None if aux is None else self.tp_group.all_gather(aux, dim=0)
-        return hidden_states, aux
+            outputs = [self.tp_group.all_gather(output, dim=0) for output in outputs]
+        return outputs[0], torch.cat(outputs[1:], dim=-1) if outputs[1:] else None
 
     def cos_sin(self, rotary_emb: nn.Module, positions: Tensor, metadata: Metadata) -> CosSin:
         """cos and sin as the attention operators take them: [1, T, Dh] in prefill, [Dh/2, B, S] in decode."""
@@ -450,8 +436,6 @@ class Qwen3MoeModel(nn.Module):
 
 
 # ===== Section 7: LM head =========================================================================
-
-
 class Qwen3MoeForCausalLM(nn.Module, SupportsEagle3):
     """The model as the runner calls it."""
 
@@ -500,8 +484,7 @@ class Qwen3MoeForCausalLM(nn.Module, SupportsEagle3):
         """One prefill or decode step.
 
         Args:
-            input_ids: [T] int32.
-            positions: [T], absolute.
+            input_ids, positions: [T], int32; positions are absolute.
             attn_metadata: Per layer name: block table, slots, sizes.
             sampling_positions: [R], indices into T of the tokens to sample after.
             sampling_params: [R, 3] float32 (top_k, top_p, temperature), for sampling on the device.
@@ -519,30 +502,22 @@ class Qwen3MoeForCausalLM(nn.Module, SupportsEagle3):
         if inputs_embeds is not None:
             raise NotImplementedError("prompt embeddings are not implemented for this model")
 
-        hidden_states, aux_hidden_states = self.model(
-            input_ids, positions.to(torch.int32), attn_metadata, rank
-        )
+        hidden_states, aux = self.model(input_ids, positions.to(torch.int32), attn_metadata, rank)
         hidden_states = torch.index_select(hidden_states, 0, sampling_positions)  # [R, H]
         logits = self.lm_head(hidden_states)  # [R, V], or [R, V/TP] when sampling on the device
         if self.sampler is None:
-            return logits if aux_hidden_states is None else (logits, aux_hidden_states)
+            return logits if aux is None else (logits, aux)
         sampled = self.sampler(logits, sampling_params, logit_mask=logit_mask, tp_rank=rank)  # [R]
         gathered = self.tp_group.all_gather(logits, dim=1) if self._gather_logits else None
         if spec_decode_metadata is not None:
             sampled = rejection_sampler(spec_decode_metadata, sampled)  # [B, k+1], -1 after the accepted ones
-            if aux_hidden_states is None:
+            if aux is None:
                 return sampled
-        return (sampled, gathered) if aux_hidden_states is None else (sampled, aux_hidden_states, gathered)
+        return (sampled, gathered) if aux is None else (sampled, aux, gathered)
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
-        """Give the hidden states before these layers to a drafter (Eagle3); the number of layers is after the last.
-
-        Raises:
-            ValueError: There is no such layer.
-        """
-        num_layers = len(self.model.layers)
-        if any(not 0 <= layer <= num_layers for layer in layers):
-            raise ValueError(f"hidden states before layers {layers} of a model with {num_layers} layers")
+        """Give the hidden states before these layers to a drafter; the number of layers is after the last."""
+        assert all(0 <= layer <= len(self.model.layers) for layer in layers), f"no such layers: {layers}"
         self.model.aux_hidden_state_layers = tuple(layers)
 
     def get_eagle3_aux_hidden_state_layers(self) -> tuple[int, ...]:
@@ -562,15 +537,12 @@ class Qwen3MoeForCausalLM(nn.Module, SupportsEagle3):
             KeyError: A layer has no cache.
             ValueError: The cache is quantized, or of another dtype than the model.
         """
-        for layer in self.model.layers:
-            attention = layer.self_attn
+        for attention in (layer.self_attn for layer in self.model.layers):
             if attention.layer_name not in kv_caches:
                 raise KeyError(f"no KV cache for layer {attention.layer_name}")
             attention.k_cache, attention.v_cache = kv_caches[attention.layer_name]
             if (dtype := attention.k_cache.dtype) != self.config.torch_dtype:
-                raise ValueError(
-                    f"a KV cache of {dtype} for a model of {self.config.torch_dtype} is not implemented"
-                )
+                raise ValueError(f"a KV cache of {dtype} in a model of {self.config.torch_dtype}")
 
     def load_weights(self, checkpoint_path: str, device: torch.device, cache_dir: str | None = None) -> None:
         """Load this rank's shard of a checkpoint (folder or hub id).
