@@ -40,10 +40,14 @@ def command(
             "--require", metavar="'FIELD OP VALUE'", help="Refuse it where this does not hold; repeat."
         ),
     ] = [],
+    architecture: Annotated[
+        str,
+        typer.Option("--architecture", metavar="CLASS", help="The factory, where factory.py has several."),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Add an implementation to a model: its file, the factory's branches, and a test of each path to it."""
-    from autoport.cli.output import print_json
+    from autoport.cli.output import note, print_json
     from autoport.codegen.add_variant import declare, run
     from autoport.variants import parse_condition
     from autoport.workspace import Port, Workspace
@@ -57,11 +61,13 @@ def command(
     )
     port = Port(Workspace.find(workspace), model)
     with port.lock():
-        added = run(port, declared)
+        added = run(port, declared, architecture)
     if as_json:
         print_json(added)
         return
     print(f"{variant} is an implementation of {model}" if added.files else f"{model} has {variant} already")
     for file in added.files:
         print(f"  {file}")
+    for line in added.notes:
+        note(f"by hand: {line}")
     print(f"Next: python -m pytest test/{port.workspace.package}/model/{model}/test_{model}_{variant}.py")

@@ -5,10 +5,20 @@ from pathlib import Path
 
 import msgspec
 
-from autoport.codegen.factory_edit import Implementation, add_variant, fallback
+from autoport.codegen.factory_edit import add_variant
+from autoport.codegen.factory_layout import (
+    Implementation,
+    factories,
+    find_class,
+    find_method,
+    parse,
+    read_selection,
+)
+from autoport.codegen.factory_validation import GENERATED
 from autoport.codegen.render import Checked, identifier, render_python
 from autoport.codegen.variant_tests import selection_cases
 from autoport.errors import Problem, Refusal, refuse
+from autoport.schema import Plan
 from autoport.variants import FORMATS, STATE_FILE, Variant, check_variants, read_variants
 from autoport.workspace import Port, write_atomic
 
@@ -23,10 +33,11 @@ NEEDED = ("load_weights", "weight_mappings")  # methods of the base that a quant
 
 
 class Added(msgspec.Struct):
-    """What `run` did: the variant, and the workspace paths that changed."""
+    """What `run` did: the variant, the workspace paths that changed, and what is left to do by hand."""
 
     variant: Variant
     files: list[str]
+    notes: list[str]
 
 
 def declare(name: str, **declaration: tuple[object, ...]) -> Variant:
@@ -41,59 +52,89 @@ def declare(name: str, **declaration: tuple[object, ...]) -> Variant:
     )
 
 
-def run(port: Port, variant: Variant) -> Added:
+def run(port: Port, variant: Variant, architecture: str = "") -> Added:
     """Add a variant to a model of the workspace; all or nothing as far as refusals go.
 
     The model's ``__init__.py`` and the registry are not touched. A factory that a person edited keeps the edits.
+
+    Args:
+        architecture: Name of the factory's class, for a file with several.
 
     Raises:
         Refusal: VAR-MODEL, VAR-DECLARATION, VAR-SYNTAX, VAR-LAYOUT, VAR-BASE; what `Port.write_files` refuses.
     """
     workspace, model = port.workspace, port.name
-    folder = workspace.model_dir(model)
-    architecture, factory = read_factory(port)
+    path = workspace.model_dir(model) / "factory.py"
+    factory = read_factory(port)
+    module = parse(factory, path)
+    architecture = choose_class(factories(module), architecture or planned(port), path)
     declared = read_variants(workspace, model)
     if variant not in declared:
         declared.append(variant)
         check_variants(declared, f"options of variant {variant.name!r}")
-    base = fallback(factory, architecture, folder / "factory.py")
+    selection = read_selection(module, architecture, path)
+    base = selection.ending.implementation
     if variant.formats:
-        check_base(folder / f"{base.module}.py", base.class_name)
-    edited = add_variant(factory, architecture, variant, folder / "factory.py")
+        check_base(path.parent / f"{base.module}.py", base.class_name)
+    edited = add_variant(factory, architecture, variant, path)
     files = implementation(port, variant, base)
-    files |= tests(port, variant, declared, architecture)
-    factory_path = (folder / "factory.py").relative_to(workspace.root).as_posix()
+    files |= tests(port, variant, declared, architecture, edited.text)
+    factory_path = path.relative_to(workspace.root).as_posix()
     ours = port.file_status(factory_path) == "ours"
     if ours:
-        files[factory_path] = edited
+        files[factory_path] = edited.text
     changed = port.write_files("add-variant", files).changed
-    if not ours and edited != factory:
-        write_atomic(folder / "factory.py", edited.encode())
+    if not ours and edited.text != factory:
+        write_atomic(path, edited.text.encode())
         changed = sorted([*changed, factory_path])
     port.write_state(STATE_FILE, declared[1:])
-    return Added(variant, changed)
+    return Added(variant, changed, edited.notes)
 
 
-def read_factory(port: Port) -> tuple[str, str]:
-    """The architecture that the model's package exports, and the text of factory.py.
+def read_factory(port: Port) -> str:
+    """The text of the model's factory.py, its line ends as they are.
 
     Raises:
         Refusal: VAR-MODEL.
     """
-    folder = port.workspace.model_dir(port.name)
+    path = port.workspace.model_dir(port.name) / "factory.py"
     try:
-        factory = (folder / "factory.py").read_text()
-        names = [node.name for node in ast.parse(factory).body if isinstance(node, ast.ClassDef)]
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
         raise refuse(
             "VAR-MODEL",
             f"{port.name!r} has no factory that can be read: {error}",
-            folder / "factory.py",
+            path,
             f"port the model first: autoport port {port.name} SOURCE",
         ) from error
-    if not names:
-        raise refuse("VAR-MODEL", "no class in it", folder / "factory.py", "restore the factory")
-    return names[0], factory
+
+
+def planned(port: Port) -> str:
+    """The architecture that the model's plan is for, empty without a plan."""
+    return (
+        port.read_state("plan.json", Plan, "analyze").architecture.hf_name
+        if port.has_state("plan.json")
+        else ""
+    )
+
+
+def choose_class(classes: list[str], architecture: str, where: Path) -> str:
+    """The factory to edit.
+
+    Raises:
+        Refusal: VAR-MODEL.
+    """
+    if architecture in classes:
+        return architecture
+    if len(classes) == 1 and not architecture:
+        return classes[0]
+    found = f"factories {', '.join(classes)}" if classes else "no class that selects an implementation"
+    raise refuse(
+        "VAR-MODEL",
+        found + (f", none named {architecture}" if architecture else ""),
+        where,
+        "name one with --architecture" if classes else "restore the factory",
+    )
 
 
 def check_base(path: Path, class_name: str) -> None:
@@ -142,8 +183,20 @@ def implementation(port: Port, variant: Variant, base: Implementation) -> dict[s
     }
 
 
-def tests(port: Port, variant: Variant, declared: list[Variant], architecture: str) -> dict[str, str]:
-    """Tests of the paths that select the variant, and of those that are refused: text by workspace path."""
+def tests(
+    port: Port, variant: Variant, declared: list[Variant], architecture: str, factory: str
+) -> dict[str, str]:
+    """Tests of the paths that select the variant, and of those that are refused: text by workspace path.
+
+    Of a factory that a person wrote only the selection is tested: what its checks need of a config is not known.
+    """
+    where = port.workspace.model_dir(port.name) / "factory.py"
+    module = parse(factory, where)
+    selection = read_selection(module, architecture, where)
+    is_generated = find_method(find_class(module, architecture, where), GENERATED, where) is not None
+    cases = selection_cases(variant, declared)
+    if not is_generated:
+        cases = [case for case in cases if case.module and "quantization_config" not in case.hf_config]
     path = f"{port.workspace.variant_tests(port.name)}/test_{port.name}_{variant.name}.py"
     home = ".".join(identifier(part) for part in port.workspace.model_module(port.name).split("."))
     return {
@@ -152,7 +205,11 @@ def tests(port: Port, variant: Variant, declared: list[Variant], architecture: s
             home=Checked(home),
             architecture=architecture,
             variant=variant,
-            modules=[item.module for item in declared],
-            cases=selection_cases(variant, declared),
+            modules=sorted({selection.ending.implementation.module, *(item.module for item in declared[1:])}),
+            cases=cases,
+            is_generated=is_generated,
+            others=selection.others,
+            hf_config=selection.entry[0],
+            neuron_config=selection.entry[1],
         )
     }

@@ -2,30 +2,39 @@
 
 import ast
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import libcst as cst
 import libcst.matchers as m
 import msgspec
 
-from autoport.codegen.factory import KINDS, Branch, branches, format_rows, platform_rows, requirement_rows
-from autoport.codegen.render import format_python, identifier, py, render
-from autoport.errors import Refusal, refuse
+from autoport.codegen.factory import KINDS, Branch, branches
+from autoport.codegen.factory_layout import (
+    Found,
+    Implementation,
+    Selection,
+    code,
+    parse,
+    read_selection,
+    reads_quantization,
+)
+from autoport.codegen.factory_validation import edit_validation
+from autoport.codegen.render import format_python
+from autoport.errors import refuse
 from autoport.variants import Variant
 
-SELECTION = "_select_implementation"
-VALIDATION = "_variant_problems"
+TARGET = "get_platform_target"
+TARGET_IMPORT = f"from libtorch_neuronx_lite.compile.platform import {TARGET}\n"
 
 # Formats what is added; nothing to do where the whole file is formatted afterwards.
 Style = Callable[[str], str]
 
 
-class Implementation(msgspec.Struct, frozen=True):
-    """What a factory falls back to: the module in the model's package, and its class."""
+class Edited(msgspec.Struct, frozen=True):
+    """A factory's text with a variant, and what is left to do by hand, each with its line."""
 
-    module: str
-    class_name: str
+    text: str
+    notes: list[str]
 
 
 def fallback(source: str, architecture: str, where: object) -> Implementation:
@@ -34,16 +43,10 @@ def fallback(source: str, architecture: str, where: object) -> Implementation:
     Raises:
         Refusal: VAR-SYNTAX, VAR-LAYOUT.
     """
-    factory = _class(_parse(source, where), architecture, where)
-    imported = _fallback_import(_method(factory, SELECTION, where), where)
-    module = cst.Module([]).code_for_node(imported.module) if imported.module else ""
-    [alias] = imported.names if isinstance(imported.names, Sequence) else [None]
-    if alias is None or not module:
-        raise _layout(f"the fallback of {SELECTION} imports no single class", where)
-    return Implementation(str(identifier(module)), str(identifier(alias.evaluated_name)))
+    return read_selection(parse(source, where), architecture, where).ending.implementation
 
 
-def add_variant(source: str, architecture: str, variant: Variant, where: object) -> str:
+def add_variant(source: str, architecture: str, variant: Variant, where: object) -> Edited:
     """Return the factory's text with the variant's branches and checks; what is there already is not repeated.
 
     Args:
@@ -51,178 +54,189 @@ def add_variant(source: str, architecture: str, variant: Variant, where: object)
         where: The file, for messages.
 
     Raises:
-        Refusal: VAR-SYNTAX; VAR-LAYOUT when the factory's methods are not understood.
+        Refusal: VAR-SYNTAX; VAR-LAYOUT when the factory's methods are not understood; VAR-DECLARATION when the
+            factory selects another implementation for what would select this one.
     """
-    module = _parse(source, where)
+    module = parse(source, where)
     is_formatted = format_python(source) == source
     style = _as_it_is if is_formatted else format_python
-    factory = _class(module, architecture, where)
-    base = fallback(source, architecture, where)
-    selection, validation = _method(factory, SELECTION, where), _method(factory, VALIDATION, where)
-    changed = selection
+    selection = read_selection(module, architecture, where)
+    notes = []
     for branch in branches(variant):
-        changed = _with_branch(changed, branch, base.class_name, style, where)
-    checked = _with_rows(validation, "platforms", platform_rows([variant]), style, where)
-    checked = _with_rows(checked, "formats", format_rows([variant]), style, where)
-    for broken, words in requirement_rows(variant):
-        checked = _with_requirement(checked, broken, words, style, where)
-    methods = [
-        {id(selection): changed, id(validation): checked}.get(id(line), line) for line in factory.body.body
-    ]
-    edited = factory.with_changes(body=factory.body.with_changes(body=methods))
-    after = module.with_changes(body=[edited if line is factory else line for line in module.body]).code
-    if is_formatted:
-        after = format_python(after)
+        if branch.kind == "format" and not _imports(module, "checkpoint_format"):
+            notes.append(
+                f"{where}: nothing reads the checkpoint's format here; {variant.name} is selected by "
+                f"quantization {variant.quantization[0]!r}"
+                + (f" and by default on {', '.join(variant.default_on)}" if variant.default_on else "")
+            )
+            continue
+        module, selection = _with_branch(module, selection, architecture, branch, variant, style, where)
+    module, more = edit_validation(module, architecture, selection, variant, style, where)
+    if TARGET in module.code and not _imports(module, TARGET):
+        module = _with_target_import(module)
+    after = format_python(module.code) if is_formatted else module.code
     ast.parse(after)
-    return after
+    return Edited(after, [*notes, *more(after)])
 
 
-# --- Reading ------------------------------------------------------------------------------------------------
-
-
-def _parse(source: str, where: object) -> cst.Module:
-    try:
-        return cst.parse_module(source)
-    except cst.ParserSyntaxError as error:
-        raise refuse("VAR-SYNTAX", f"not valid Python: {error.message}", where, "correct the file") from error
-
-
-def _class(module: cst.Module, name: str, where: object) -> cst.ClassDef:
-    found = [line for line in module.body if isinstance(line, cst.ClassDef) and line.name.value == name]
-    if len(found) != 1:
-        raise _layout(f"{len(found)} classes {name}", where)
-    return found[0]
-
-
-def _method(factory: cst.ClassDef, name: str, where: object) -> cst.FunctionDef:
-    found = [
-        line for line in factory.body.body if isinstance(line, cst.FunctionDef) and line.name.value == name
-    ]
-    if len(found) != 1 or not isinstance(found[0].body, cst.IndentedBlock):
-        raise _layout(f"{factory.name.value} has {len(found)} methods {name}", where)
-    return found[0]
-
-
-def _fallback_index(method: cst.FunctionDef, where: object) -> int:
-    lines = method.body.body
-    imports = [i for i, line in enumerate(lines) if m.matches(line, m.SimpleStatementLine([m.ImportFrom()]))]
-    if not imports:
-        raise _layout(f"{method.name.value} does not end with the import of the fallback", where)
-    return imports[-1]
-
-
-def _fallback_import(method: cst.FunctionDef, where: object) -> cst.ImportFrom:
-    line = cst.ensure_type(method.body.body[_fallback_index(method, where)], cst.SimpleStatementLine)
-    return cst.ensure_type(line.body[0], cst.ImportFrom)
-
-
-def _kind(line: cst.CSTNode) -> str | None:
-    """The kind of a branch by what its test reads; None for any other statement."""
-    if not isinstance(line, cst.If):
-        return None
-    test = cst.Module([]).code_for_node(line.test)
-    if re.search(r"(?<![\w.])quantization\b", test):
-        return "user"
-    if "checkpoint_format(" in test:
-        return "format"
-    return "rule" if "_config" in test else "platform"
-
-
-def _code(node: cst.CSTNode) -> str:
-    return ast.dump(ast.parse(cst.Module([]).code_for_node(node).strip()))
-
-
-# --- Changing -----------------------------------------------------------------------------------------------
+# --- The selection ------------------------------------------------------------------------------------------
 
 
 def _with_branch(
-    method: cst.FunctionDef, branch: Branch, class_name: str, style: Style, where: object
-) -> cst.FunctionDef:
-    """The method with one more ``if``, after the others of its kind, or of the kinds before it."""
-    text = render("boilerplate/factory/branch.j2", branch=branch, class_name=class_name)
-    added = cst.ensure_type(cst.parse_statement(style(_dedent(text))), cst.If)
-    lines = list(method.body.body)
-    if any(isinstance(line, cst.If) and _code(line) == _code(added) for line in lines):
-        return method
+    module: cst.Module,
+    selection: Selection,
+    architecture: str,
+    branch: Branch,
+    variant: Variant,
+    style: Style,
+    where: object,
+) -> tuple[cst.Module, Selection]:
+    """The module with one more branch, after the others of its kind or of the kinds before it."""
+    test = cst.parse_expression(style(branch.test).strip())
+    test = in_words_of(selection, test)
+    if any(_same(item.node.test, test) and _imported(item.node) == branch.module for item in selection.found):
+        return module, selection
+    _check_free(selection, branch, variant, where)
     order = list(KINDS)
-    kinds = [_kind(line) for line in lines]
-    before = [i for i, kind in enumerate(kinds) if kind and order.index(kind) <= order.index(branch.kind)]
-    index = before[-1] + 1 if before else _fallback_index(method, where)
-    leading = [cst.EmptyLine(indent=False)]
-    if branch.kind not in kinds:
-        leading.append(cst.EmptyLine(comment=cst.Comment(f"# {KINDS[branch.kind]}")))
-    lines.insert(index, added.with_changes(leading_lines=leading))
-    return method.with_changes(body=method.body.with_changes(body=lines))
-
-
-def _with_rows(
-    method: cst.FunctionDef, name: str, rows: Sequence[tuple[str, Any]], style: Style, where: object
-) -> cst.FunctionDef:
-    """The method with more entries in the dict that is assigned to `name`."""
-    target = m.Name(name)
-    found = m.findall(
-        method,
-        m.Assign(targets=[m.AssignTarget(target=target)], value=m.Dict())
-        | m.AnnAssign(target=target, value=m.Dict()),
-    )
-    if len(found) != 1:
-        raise _layout(f"{method.name.value} has {len(found)} dicts {name}", where)
-    assignment = found[0]
-    assert isinstance(assignment, (cst.Assign, cst.AnnAssign))
-    old = cst.ensure_type(assignment.value, cst.Dict)
-    keys = {_code(item.key) for item in old.elements if isinstance(item, cst.DictElement)}
-    new = [
-        cst.DictElement(_literal(key, style), _literal(value, style))
-        for key, value in rows
-        if _code(_literal(key, _as_it_is)) not in keys
-    ]
-    if not new:
-        return method
-    elements = [*old.elements, *new]
-    space = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-    last = old.elements[-1].comma if old.elements else cst.MaybeSentinel.DEFAULT
-    if isinstance(last, cst.Comma):  # one entry per line: the separator is that of the entries before
-        between = (
-            old.elements[-2].comma
-            if len(old.elements) > 1
-            else cst.Comma(whitespace_after=old.lbrace.whitespace_after)
+    before = [item for item in selection.found if order.index(item.kind) <= order.index(branch.kind)]
+    is_first = branch.kind not in {item.kind for item in selection.found}
+    lines = list(selection.method.body.body)
+    last = before[-1] if before else None
+    if last is not None and _is_chain(lines[last.statement]):
+        body = _body(
+            selection, branch, inside=selection.ending.is_chain and last.statement == selection.ending.index
         )
-        separated = [item.with_changes(comma=between) for item in elements[:-1]]
-        elements = [*separated, elements[-1].with_changes(comma=last)]
+        lines[last.statement] = _after_link(lines[last.statement], last.link, test, body)
     else:
-        elements = [*(item.with_changes(comma=space) for item in elements[:-1]), elements[-1]]
-    return cst.ensure_type(method.deep_replace(old, old.with_changes(elements=elements)), cst.FunctionDef)
+        leading = [cst.EmptyLine(indent=False)]
+        if is_first:
+            leading.append(cst.EmptyLine(comment=cst.Comment(f"# {KINDS[branch.kind]}")))
+        added = cst.If(test, _body(selection, branch, inside=False), leading_lines=leading)
+        lines.insert(_index(selection, last), added)
+    changed = selection.method.with_changes(body=selection.method.body.with_changes(body=lines))
+    module = cst.ensure_type(module.deep_replace(selection.method, changed), cst.Module)
+    return module, read_selection(module, architecture, where)
 
 
-def _with_requirement(
-    method: cst.FunctionDef, broken: str, words: str, style: Style, where: object
-) -> cst.FunctionDef:
-    """The method with one more check before ``return problems``."""
-    added = cst.parse_statement(style(f"if {broken}:\n    problems.append({py(words)})\n"))
-    lines = list(method.body.body)
-    if any(isinstance(line, cst.If) and _code(line) == _code(added) for line in lines):
-        return method
-    if not m.matches(lines[-1], m.SimpleStatementLine([m.Return(m.Name("problems"))])):
-        raise _layout(f"{method.name.value} does not end with 'return problems'", where)
-    return method.with_changes(body=method.body.with_changes(body=[*lines[:-1], added, lines[-1]]))
+def _index(selection: Selection, last: Found | None) -> int:
+    if last is not None:
+        return last.statement + 1
+    return selection.found[0].statement if selection.found else selection.ending.index
 
 
-def _literal(value: Any, style: Style) -> cst.BaseExpression:
-    return cst.parse_expression(style(py(value)).strip())
+def in_words_of(selection: Selection, test: cst.BaseExpression) -> cst.BaseExpression:
+    """A branch's test with the names that the method has for the configs, the quantization and the platform."""
+    hf_config, neuron_config = selection.configs
+    names = {"quantization": f'getattr({neuron_config}, "quantization", None)'}
+    replaced: cst.CSTNode = test
+    for name, value in selection.locals.items():
+        if reads_quantization(value, neuron_config):
+            names["quantization"] = name
+        elif code(value) == f"{TARGET}()":
+            replaced = _replace(replaced, m.Call(m.Name(TARGET)), cst.Name(name))
+    for old, new in (names | {"hf_config": hf_config, "neuron_config": neuron_config}).items():
+        if old != new:
+            replaced = _replace(replaced, m.Name(old), cst.parse_expression(new))
+    assert isinstance(replaced, cst.BaseExpression)
+    return replaced
+
+
+def _replace(node: cst.CSTNode, what: m.BaseMatcherNode, new: cst.BaseExpression) -> cst.CSTNode:
+    replaced = m.replace(node, what, new)
+    assert isinstance(replaced, cst.CSTNode)
+    return replaced
+
+
+def _body(selection: Selection, branch: Branch, inside: bool) -> cst.IndentedBlock:
+    """The fallback's statements with the branch's module instead; `inside` the ``if`` that ends with it."""
+    lines = [*selection.ending.tail, *([] if inside else selection.ending.after)]
+    body = []
+    for line in lines:
+        if m.matches(line, m.SimpleStatementLine([m.ImportFrom()])):
+            statement = cst.ensure_type(
+                cst.ensure_type(line, cst.SimpleStatementLine).body[0], cst.ImportFrom
+            )
+            text = code(statement.module) if statement.module else ""
+            if text.rpartition(".")[2] == selection.ending.implementation.module:
+                named = cst.parse_expression(
+                    text[: -len(selection.ending.implementation.module)] + branch.module
+                )
+                line = cst.SimpleStatementLine([statement.with_changes(module=named)])
+        body.append(line)
+    return cst.IndentedBlock(body)
+
+
+def _is_chain(line: cst.CSTNode) -> bool:
+    return isinstance(line, cst.If) and line.orelse is not None
+
+
+def _after_link(node: cst.CSTNode, link: int, test: cst.BaseExpression, body: cst.IndentedBlock) -> cst.If:
+    """The chain with one more ``elif`` behind its link number `link`."""
+    chain = cst.ensure_type(node, cst.If)
+    if link:
+        assert isinstance(chain.orelse, cst.If)
+        return chain.with_changes(orelse=_after_link(chain.orelse, link - 1, test, body))
+    return chain.with_changes(orelse=cst.If(test, body, orelse=chain.orelse))
+
+
+def _check_free(selection: Selection, branch: Branch, variant: Variant, where: object) -> None:
+    """Check that no branch of the factory's own takes what would select the variant.
+
+    Raises:
+        Refusal: VAR-DECLARATION.
+    """
+    asked = {"user": variant.quantization, "platform": variant.default_on}.get(branch.kind, ())
+    for item in selection.found:
+        if item.kind != branch.kind or (branch.kind == "platform" and " and " in item.test):
+            continue
+        for value in asked:
+            if re.search(rf"(['\"]){re.escape(value)}\1", item.test):
+                raise refuse(
+                    "VAR-DECLARATION",
+                    f"the factory selects {_imported(item.node) or 'another implementation'} already: "
+                    f"if {code(item.node.test)}",
+                    where,
+                    "choose another name or platform, or take that branch out",
+                )
+
+
+def _imported(node: cst.If) -> str:
+    """The module that a branch imports; empty for none or several."""
+    found = m.findall(node.body, m.ImportFrom())
+    modules = {
+        code(item.module).rpartition(".")[2]
+        for item in found
+        if isinstance(item, cst.ImportFrom) and item.module
+    }
+    return modules.pop() if len(modules) == 1 else ""
+
+
+def _same(one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
+    return ast.dump(ast.parse(f"({code(one)})")) == ast.dump(ast.parse(f"({code(other)})"))
+
+
+# --- Imports ------------------------------------------------------------------------------------------------
+
+
+def _imports(module: cst.Module, name: str) -> bool:
+    """Whether the file imports `name`, at its top or in a method."""
+    return any(
+        not isinstance(item.names, cst.ImportStar)
+        and name in [alias.evaluated_alias or alias.evaluated_name for alias in item.names]
+        for item in m.findall(module, m.ImportFrom())
+        if isinstance(item, cst.ImportFrom)
+    )
+
+
+def _with_target_import(module: cst.Module) -> cst.Module:
+    """The module with the import of `get_platform_target` behind the others at its top."""
+    lines = list(module.body)
+    line = m.SimpleStatementLine([m.ImportFrom() | m.Import()])
+    imports = [index for index, item in enumerate(lines) if m.matches(item, line)]
+    docstring = 1 if module.get_docstring() is not None else 0
+    lines.insert(imports[-1] + 1 if imports else docstring, cst.parse_statement(TARGET_IMPORT))
+    return module.with_changes(body=lines)
 
 
 def _as_it_is(text: str) -> str:
     return text
-
-
-def _dedent(text: str) -> str:
-    return re.sub(r"^ {8}", "", text, flags=re.M)
-
-
-def _layout(found: str, where: object) -> Refusal:
-    return refuse(
-        "VAR-LAYOUT",
-        found,
-        where,
-        "add the branch by hand: an import of the implementation in an 'if' of the factory",
-    )
