@@ -92,8 +92,8 @@ def _with_branch(
     where: object,
 ) -> tuple[cst.Module, Selection]:
     """The module with one more branch, after the others of its kind or of the kinds before it."""
-    test = cst.parse_expression(style(branch.test).strip())
-    test = in_words_of(selection, test)
+    written = cst.ensure_type(cst.parse_statement(style(f"if {branch.test}:\n    pass\n")), cst.If)
+    test = in_words_of(selection, written.test)
     if any(_same(item.node.test, test) and _imported(item.node) == branch.module for item in selection.found):
         return module, selection
     _check_free(selection, branch, variant, where)
