@@ -165,6 +165,16 @@ def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any]) -> str:
         "parallel": {
             "tp_size": plan.tp.recommended,
             "valid": [c.tp_size for c in plan.tp.candidates if c.valid],
+            "rejected": {
+                c.tp_size: [v.text for v in c.violations] for c in plan.tp.candidates if not c.valid
+            },
+            "context_length": plan.tp.context_length,
+            "batch_size": plan.tp.batch_size,
+            "bytes_per_rank": {
+                c.tp_size: c.weight_bytes_per_rank + c.kv_bytes_per_rank
+                for c in plan.tp.candidates
+                if c.valid
+            },
         },
         "pitfalls": [f"{item.rule}: {item.text}" for item in plan.pitfalls],
         "to_confirm": dict(gates),
@@ -176,7 +186,8 @@ def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any]) -> str:
     }
     text = (
         f"# Decisions of Step 2. Write section.field: value below overrides, or pass --set; then run\n"
-        f"#   autoport port {port.name} --confirm\n"
+        f"#   autoport port {port.name} --context-length {plan.tp.context_length} "
+        f"--batch-size {plan.tp.batch_size} --confirm\n"
     ) + yaml.safe_dump(msgspec.to_builtins(document), sort_keys=False, allow_unicode=True, width=110)
     write_atomic(port.state_dir / DECISIONS, text.encode())
     return digest
