@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import torch
 from autoport.analysis.architecture import describe_architecture
 from autoport.analysis.device_rules import device_violations, slow_paths
@@ -10,6 +11,8 @@ from autoport.research.step import research
 from checkpoints import small_config, write_checkpoint
 from vllm_neuron.functional.attention import _decode_rules, qkv
 from vllm_neuron.functional.attention.qkv import QKVOutputLayout
+from vllm_neuron.functional.mlp import _check_sizes
+from vllm_neuron.simulator import rules
 
 
 def dimensions(**changes):
@@ -45,11 +48,31 @@ def test_the_plan_composes_where_the_simulator_refuses_and_only_there(tmp_path):
 
 
 def test_slow_paths_are_named_and_do_not_exclude():
-    rules = {item.rule: item.text for item in slow_paths(dimensions(hidden_size=4096, num_kv_heads=8), 2)}
-    assert "4 KV heads per rank" in rules["PERF-KV-HEADS"]
-    assert "TP 8 has one" in rules["PERF-KV-HEADS"]
-    assert "PERF-HIDDEN" not in rules
+    named = {item.rule: item.text for item in slow_paths(dimensions(hidden_size=4096, num_kv_heads=8), 2)}
+    assert "4 KV heads per rank" in named["PERF-KV-HEADS"]
+    assert "TP 8 has one" in named["PERF-KV-HEADS"]
+    assert "PERF-HIDDEN" not in named
     assert "PERF-HIDDEN" in {item.rule for item in slow_paths(dimensions(hidden_size=2880), 2)}
+
+
+@pytest.mark.parametrize("hidden", [2048, 8192, 2944, 2880])
+@pytest.mark.parametrize(("intermediate", "tp"), [(4096, 1), (4112, 1), (8192, 2), (11008, 2), (11008, 4)])
+def test_the_prefill_of_the_mlp_is_slow_where_the_simulator_says_so(hidden, intermediate, tp):
+    """A hidden size that is no multiple of 128 has a row of its own."""
+    size = dimensions(hidden_size=hidden, intermediate_size=intermediate)
+    planned = "PERF-MLP" in {item.rule for item in slow_paths(size, tp)}
+    rules.reset()
+    _check_sizes(512, hidden, intermediate // tp, False)
+    assert planned == any("above 4096 in prefill" in record.message for record in rules.records())
+    rules.reset()
+
+
+def test_wide_shared_experts_are_named():
+    size = dimensions(
+        hidden_size=2048, intermediate_size=0, expert_sizes={"the shared experts' intermediate size": 20480}
+    )
+    named = {item.rule: item.text for item in slow_paths(size, 2)}
+    assert "10240 columns of the shared experts" in named["PERF-MLP"]
 
 
 def test_experts_whose_share_is_no_multiple_of_16():

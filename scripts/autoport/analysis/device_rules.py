@@ -11,6 +11,7 @@ from autoport.analysis.dimensions import Dimensions
 from autoport.schema import Violation
 
 LARGEST_QKV_COLUMNS = 4096
+LARGEST_MLP_COLUMNS = 4096  # 8 tiles of 512 columns
 
 
 def device_violations(size: Dimensions, tp: int) -> Iterator[Violation]:
@@ -45,10 +46,23 @@ def slow_paths(size: Dimensions, tp: int) -> Iterator[Violation]:
     elif size.fused and columns > hidden:
         text = f"{columns} columns of q, k and v per rank, above hidden_size {hidden}: qkv_proj takes a slow path"
         yield Violation("PERF-QKV", text)
+    yield from _wide_mlps(size, tp)
     inner = size.expert_sizes.get("an expert's intermediate size", 0)
     if inner and inner // tp % PARTITIONS:
         text = f"{inner // tp} of an expert's intermediate size per rank is not a multiple of {PARTITIONS}"
         yield Violation("PERF-EXPERTS", text)
+
+
+def _wide_mlps(size: Dimensions, tp: int) -> Iterator[Violation]:
+    """MLPs of more columns per rank than the prefill kernel holds; an odd hidden size is slow already."""
+    shared = "the shared experts' intermediate size"
+    for name, inner in (
+        ("intermediate_size", size.intermediate_size),
+        (shared, size.expert_sizes.get(shared, 0)),
+    ):
+        if size.hidden_size % PARTITIONS == 0 and inner // tp > LARGEST_MLP_COLUMNS:
+            columns = f"{inner // tp} columns of {name} per rank, above {LARGEST_MLP_COLUMNS}"
+            yield Violation("PERF-MLP", f"{columns}: prefill of the MLP takes a slow path")
 
 
 def qkv_columns(size: Dimensions, tp: int) -> int:
