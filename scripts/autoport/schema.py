@@ -98,6 +98,8 @@ class Facts(msgspec.Struct):
         inert: Such keys that neither the config class nor the modeling file reads.
         remote_code: The `auto_map` of the config; present means a review gate.
         modeling: What the modeling file computes.
+        stored_as: Weight format of a quantised checkpoint, e.g. ``mxfp4``; `config` and the checkpoint are then
+            those of the dequantised model.
         warnings: What a reader must know but what does not stop the run.
     """
 
@@ -112,6 +114,7 @@ class Facts(msgspec.Struct):
     inert: list[str] = []
     remote_code: dict[str, Any] = {}
     modeling: ModelingReading = ModelingReading()
+    stored_as: str = ""
     warnings: list[str] = []
 
 
@@ -651,6 +654,7 @@ class Plan(msgspec.Struct):
 
     Attributes:
         overrides: Decisions that a person took.
+        stored_as: Weight format of the checkpoint, whose variant is generated as well; empty for a plain one.
         ep: Expert parallelism; None for a model without experts.
     """
 
@@ -666,6 +670,7 @@ class Plan(msgspec.Struct):
     overrides: list[Override] = []
     gaps: list[Gap] = []
     ep: EpPlan | None = None
+    stored_as: str = ""
 
 
 # --- Proof ---

@@ -90,6 +90,7 @@ def make_plan(
         overrides=applied,
         ep=ep,
         gaps=gaps,
+        stored_as=facts.stored_as,
     )
 
 

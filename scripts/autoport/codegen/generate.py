@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from autoport.codegen.add_variant import declare
+from autoport.codegen.add_variant import run as add_variant
 from autoport.codegen.context import architecture_context, own_loaders
 from autoport.codegen.factory import selection_context
 from autoport.codegen.gaps import gap_context, unwritten
@@ -36,13 +38,23 @@ def run(port: Port, options: Options) -> Outcome:
     files = {f"{folder}/{name}": text for name, text in texts.items()}
     written = port.write_files("generate", files, options.force, options.keep_edited)
     port.manifest.incomplete = unwritten(port)
+    added = _variant_of_checkpoint(port, plan)
     missing = f"; to be written by hand: {', '.join(port.manifest.incomplete)}" if plan.gaps else ""
     lines = texts["model.py"].count("\n")
     return Outcome(
         "done",
-        f"{len(files)} files, model.py: {lines} lines{written}{missing}",
-        files=written.changed + written.beside,
+        f"{len(files)} files, model.py: {lines} lines{written}{missing}"
+        + (f"; {plan.stored_as}: model_{plan.stored_as}.py" if plan.stored_as else ""),
+        files=written.changed + written.beside + added,
     )
+
+
+def _variant_of_checkpoint(port: Port, plan: Plan) -> list[str]:
+    """Add the implementation that loads a quantised checkpoint, unless it is there; returns what changed."""
+    variant = declare(plan.stored_as)
+    if not plan.stored_as or (port.workspace.model_dir(port.name) / f"{variant.module}.py").exists():
+        return []
+    return add_variant(port, variant).files
 
 
 def render_package(plan: Plan, package: str, variants: Sequence[Variant] = (BASE,)) -> dict[str, str]:

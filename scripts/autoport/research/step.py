@@ -10,6 +10,7 @@ from autoport.research.checkpoint import no_weights, read_checkpoint
 from autoport.research.config import load_config, read_facts
 from autoport.research.config_class import class_attributes
 from autoport.research.config_defaults import class_source
+from autoport.research.dequantized import dequantized, without_declaration
 from autoport.research.draft import draft_problems, find_draft
 from autoport.research.modeling.probe import probe
 from autoport.research.modeling.reading import read_modeling
@@ -18,6 +19,7 @@ from autoport.research.quantization import quantization_problems
 from autoport.research.source import Source, open_source
 from autoport.research.tied_head import compare_head
 from autoport.schema import Checkpoint, Facts
+from autoport.variants import loaded_by
 
 TOKENIZER_FILES = ("tokenizer", "vocab.", "merges.", "spiece.", "tekken.")
 FACTOR = re.compile(r"_(multiplier|scale|scaling|factor|scalar|softcapping)$")
@@ -25,6 +27,8 @@ FACTOR = re.compile(r"_(multiplier|scale|scaling|factor|scalar|softcapping)$")
 
 def research(source_name: str, model: str = "NAME") -> tuple[Facts, Checkpoint]:
     """Read what a model's config and headers say; of a config without weights, what can be known of it.
+
+    A checkpoint that is quantised in a format that a variant loads is read as if it were not (`Facts.stored_as`).
 
     Args:
         model: Name of the port, for commands in messages.
@@ -42,15 +46,20 @@ def research(source_name: str, model: str = "NAME") -> tuple[Facts, Checkpoint]:
         )
     problems: list[Problem] = []
     config: dict[str, Any] = {}
+    stored_as = ""
     facts: Facts | None = None
     checkpoint: Checkpoint | None = None
     try:
         config = load_config(source)
+        stored_as = loaded_by(config.get("quantization_config")) or ""
+        config = without_declaration(config) if stored_as else config
         facts = read_facts(source, config)
+        facts.stored_as = stored_as
     except Refusal as refusal:
         problems += refusal.problems
     try:
         checkpoint = no_weights(source) or read_checkpoint(source)
+        checkpoint = dequantized(checkpoint, stored_as) if stored_as and checkpoint.tensors else checkpoint
         problems += quantization_problems(config, source.config_file, checkpoint, model)
     except Refusal as refusal:
         problems += refusal.problems

@@ -49,8 +49,19 @@ def run(port: Port, options: Options) -> Outcome:
     prepared = prepare(facts, port.state_dir)
     proof = prove(subject, prepared, tp_sizes, not_run, port.state_dir)
     port.write_state("proof.json", proof)
+    variant = _prove_variant(port, plan.stored_as, tp_sizes) if plan.stored_as and proof.passed else None
     changed = record_results(port, feature_results(proof))
+    if variant is not None:
+        summary = f"{summarise(proof)}; {plan.stored_as}: {variant.summary}"
+        return Outcome(variant.status, summary, data=proof, files=changed)
     return Outcome("done" if proof.passed else "red", summarise(proof), data=proof, files=changed)
+
+
+def _prove_variant(port: Port, name: str, tp_sizes: Sequence[int]) -> Outcome:
+    """The proof of the implementation that loads the checkpoint that is ported."""
+    from autoport.validation.variant_proof import run as prove_variant  # it takes the sizes from this module
+
+    return prove_variant(port, name, tp_sizes)
 
 
 def _first_section(run: ProofRun) -> str:
