@@ -4,7 +4,6 @@ import pytest
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.quantization import quantization_problems
 from autoport.research.source import open_source
-from autoport.variants import FORMATS, checkpoint_format
 from checkpoints import write_safetensors
 
 PLAIN = {"model.layers.0.self_attn.q_proj.weight": ("BF16", (4, 4))}
@@ -57,7 +56,7 @@ def test_config_and_headers_each_give_it_away(tmp_path, config, keys, names):
     ("method", "name", "next_step"),
     [
         ("fp8", "FP8", "each scale repeated over its block"),
-        ("mxfp4", "MXFP4", "autoport add-variant NAME mxfp4"),
+        ("mxfp4", "MXFP4", "Mxfp4Config(dequantize=True)"),
         ("bitsandbytes", "bitsandbytes", "model.dequantize()"),
         ("gptq", "GPTQ", "original bfloat16 checkpoint"),
         ("awq", "AWQ", "original bfloat16 checkpoint"),
@@ -77,19 +76,3 @@ def test_what_is_left_in_plain_is_said_and_missing_scales_are_counted(tmp_path):
     declared, shown = problems_of(tmp_path, config, keys)
     assert "not quantised: ['lm_head']" in declared.found
     assert "2 quantised weights but 1 scales" in shown.found
-
-
-@pytest.mark.parametrize("variant", FORMATS)
-def test_the_variant_that_loads_the_checkpoint_is_offered(tmp_path, variant):
-    write_safetensors(tmp_path / "model.safetensors", PLAIN)
-    checkpoint = read_checkpoint(open_source(str(tmp_path)))
-    for name, declared in FORMATS[variant].items():
-        assert checkpoint_format(declared) == name
-        config = {"quantization_config": declared}
-        (problem,) = quantization_problems(config, "config.json", checkpoint, "yi")
-        assert f"'autoport add-variant yi {variant}'" in problem.next_step
-
-
-def test_no_variant_is_offered_for_scales_of_blocks(tmp_path):
-    (problem,) = problems_of(tmp_path, FP8_CONFIG, PLAIN)
-    assert "add-variant" not in problem.next_step

@@ -10,8 +10,8 @@ from autoport.codegen.add_variant import declare
 from autoport.codegen.add_variant import run as add_variant
 from autoport.errors import Refusal
 from autoport.port import Options, run_step
-from autoport.schema import Proof
-from autoport.validation.quantize import restore, store
+from autoport.schema import Facts, Proof
+from autoport.validation.quantize import quantize, restore, store
 from autoport.validation.twin import build
 from autoport.validation.variant_proof import run
 from autoport.workspace import Port, Workspace
@@ -59,6 +59,26 @@ def test_a_quantized_variant_is_proven(request, name: str, variant: str, tp_size
     assert [run.dtype for run in proof.runs] == ["float32", "bfloat16"]
     assert f"{variant} changes the reference's logits by" in outcome.summary
     assert port.has_state(f"proof_{variant}.json")
+
+
+def test_a_checkpoint_that_is_quantized_is_ported_with_its_variant(gpt_oss: Port, tmp_path: Path) -> None:
+    quantized, plain = tmp_path / "quantized", tmp_path / "plain"
+    assert quantize(Path(gpt_oss.source), "mxfp4", quantized, plain)
+    shutil.rmtree(plain)
+    port = Port(Workspace.create(tmp_path / "workspace"), "subject", str(quantized))
+    options = Options(dry_run=True, tp_sizes=[1])
+    for step in ("research", "analyze", "generate"):
+        run_step(port, step, options)
+    folder, other = port.workspace.model_dir("subject"), gpt_oss.workspace.model_dir("subject")
+    for name in ("model.py", "config.py", "model_mxfp4.py"):
+        assert (folder / name).read_text() == (other / name).read_text()
+    assert "stored as mxfp4" in " ".join(port.read_state("facts.json", Facts, "research").warnings)
+    result = run_step(port, "prove", options)
+    assert result.status == "done", result.summary
+    assert "; mxfp4: equals GptOssForCausalLM" in result.summary
+    (folder / "model_mxfp4.py").write_text((folder / "model_mxfp4.py").read_text().replace("- 127", "- 126"))
+    result = run_step(port, "prove", options)
+    assert (result.status, "; mxfp4: red at TP 1" in result.summary) == ("red", True), result.summary
 
 
 def broken(port: Port, module: str, change: Callable[[str], str]) -> str:

@@ -9,7 +9,6 @@ import msgspec
 from autoport.errors import Problem
 from autoport.research.fields import describe
 from autoport.schema import Checkpoint, TensorHeader
-from autoport.variants import loaded_by
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 FLOAT_DTYPES = {"BF16", "F16", "F32", "F64"}
@@ -67,15 +66,11 @@ WEIGHT = re.compile(r"(weight|_proj|_proj_blocks)$")
 
 
 def quantization_problems(
-    config: Mapping[str, Any], config_file: str, checkpoint: Checkpoint, model: str = "NAME"
+    config: Mapping[str, Any], config_file: str, checkpoint: Checkpoint
 ) -> list[Problem]:
-    """One problem (QUANT) for the config's declaration and one for each format that the headers show.
-
-    Args:
-        model: Name of the port, for the command that adds the implementation that loads this checkpoint.
-    """
+    """One problem (QUANT) for the config's declaration and one for each format that the headers show."""
     problems = [
-        _declared(key, config[key], config_file, model) for key in CONFIG_KEYS if config.get(key) is not None
+        _declared(key, config[key], config_file) for key in CONFIG_KEYS if config.get(key) is not None
     ]
     for form, keys in sorted(evidence(checkpoint).items(), key=lambda item: item[0].name):
         key = keys[0]
@@ -85,20 +80,13 @@ def quantization_problems(
     return problems
 
 
-def _declared(key: str, value: Any, config_file: str, model: str) -> Problem:
+def _declared(key: str, value: Any, config_file: str) -> Problem:
     method = value.get("quant_method") if isinstance(value, Mapping) else None
     form = next((form for form in FORMATS if method in form.methods), None)
     plain = value.get("modules_to_not_convert") if isinstance(value, Mapping) else None
     kept = f"; not quantised: {describe(plain)}" if plain else ""
     name = f" ({form.name})" if form else ""
     found = f"{key} is {describe(value)}{name}{kept}"
-    variant = loaded_by(value)
-    if variant:
-        next_step = (
-            f"port the original bfloat16 checkpoint; then 'autoport add-variant {model} {variant}' adds the "
-            "implementation that loads this one"
-        )
-        return Problem("QUANT", found, config_file, next_step)
     return Problem("QUANT", found, config_file, form.next_step if form else ORIGINAL)
 
 

@@ -25,13 +25,10 @@ TOKENIZER_FILES = ("tokenizer", "vocab.", "merges.", "spiece.", "tekken.")
 FACTOR = re.compile(r"_(multiplier|scale|scaling|factor|scalar|softcapping)$")
 
 
-def research(source_name: str, model: str = "NAME") -> tuple[Facts, Checkpoint]:
+def research(source_name: str) -> tuple[Facts, Checkpoint]:
     """Read what a model's config and headers say; of a config without weights, what can be known of it.
 
     A checkpoint that is quantised in a format that a variant loads is read as if it were not (`Facts.stored_as`).
-
-    Args:
-        model: Name of the port, for commands in messages.
 
     Raises:
         Refusal: with the problems of the config and of the checkpoint together.
@@ -48,6 +45,7 @@ def research(source_name: str, model: str = "NAME") -> tuple[Facts, Checkpoint]:
     config: dict[str, Any] = {}
     stored_as = ""
     facts: Facts | None = None
+    stored: Checkpoint | None = None  # its tensors as they are in the files
     checkpoint: Checkpoint | None = None
     try:
         config = load_config(source)
@@ -58,18 +56,18 @@ def research(source_name: str, model: str = "NAME") -> tuple[Facts, Checkpoint]:
     except Refusal as refusal:
         problems += refusal.problems
     try:
-        checkpoint = no_weights(source) or read_checkpoint(source)
-        checkpoint = dequantized(checkpoint, stored_as) if stored_as and checkpoint.tensors else checkpoint
-        problems += quantization_problems(config, source.config_file, checkpoint, model)
+        stored = checkpoint = no_weights(source) or read_checkpoint(source)
+        checkpoint = dequantized(stored, stored_as) if stored_as and stored.tensors else stored
+        problems += quantization_problems(config, source.config_file, checkpoint)
     except Refusal as refusal:
         problems += refusal.problems
     draft = find_draft(config, checkpoint)
     if draft:
         raise Refusal(*draft_problems(draft, source.config_file))
-    if problems or facts is None or checkpoint is None:
+    if problems or facts is None or checkpoint is None or stored is None:
         raise Refusal(*problems)
     if facts.fields["tie_word_embeddings"].value:
-        same = compare_head(source, checkpoint)
+        same = compare_head(source, stored)
         if same:
             facts.fields["head_equals_embedding"] = same
     add_modeling(source, facts)
@@ -105,7 +103,7 @@ def run(port: Port, options: Options) -> Outcome:
             port.state_dir,
             f"autoport research {port.name} SOURCE",
         )
-    facts, checkpoint = research(port.source, port.name)
+    facts, checkpoint = research(port.source)
     if options.probe:
         facts.warnings += probe(facts)
     port.write_state("facts.json", facts)
