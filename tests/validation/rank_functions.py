@@ -1,8 +1,11 @@
 """Functions that tests run in rank processes (they are imported by name there)."""
 
+import importlib
+import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 from autoport.validation.simulated import activate_port, load_port
@@ -112,3 +115,48 @@ def verified(rank, subject, checkpoint, prompts, drafts, count, on_device):
             found += accepted
         steps += 1
     return [(found[:count], steps) for found in tokens], states[0]
+
+
+def drafted(rank, runs, prompts, states, taken, count):
+    """Tokens and logits [count, requests, draft vocabulary] of each prefill, then of one decode step, by run.
+
+    Args:
+        runs: By name: port, checkpoint, dtype; all of one workspace.
+        prompts: Tokens of each request; the last `taken` tokens are of the decode step.
+        states: Hidden states of the target [tokens, 3 * H] for each.
+    """
+    activate_port(rank, next(iter(runs.values()))[0])
+    from vllm_neuron.simulator.metadata import Row
+
+    results = {}
+    for name, (subject, checkpoint, dtype) in runs.items():
+        drafter = load_drafter(subject, checkpoint, dtype, 5, count)
+        found, rows, parts = [], [], []
+        for index, (ids, state) in enumerate(zip(prompts, states, strict=True)):
+            blocks, end = [[3 + 8 * index, 1 + 8 * index, 2 + 8 * index, 4 + 8 * index]], len(ids) - taken
+            state = state.to(getattr(torch, dtype))
+            found.append(drafter.propose([Row(ids[:end], 0, blocks)], state[:end], [end], 64))
+            rows.append(Row(ids[end:], end, blocks))
+            parts.append(state[end:])
+        accepted = [taken - index for index in range(len(rows))]
+        results[name] = [*found, drafter.propose(rows, torch.cat(parts), accepted)]
+    return results
+
+
+def load_drafter(subject, checkpoint, dtype, num_target_layers, count, **options):
+    from transformers import LlamaConfig
+    from vllm_neuron.simulator.drafter import Drafter
+
+    module = importlib.import_module(f"{subject.package}.model.{subject.name}")
+    config = LlamaConfig(**json.loads((Path(checkpoint) / "config.json").read_text()))
+    config.dtype = getattr(torch, dtype)
+    options = {"max_model_len": 128, "block_size": 32, "num_blocks": 20} | options
+    return Drafter(
+        module.Eagle3LlamaForCausalLM,
+        config,
+        checkpoint,
+        num_target_layers=num_target_layers,
+        num_speculative_tokens=count,
+        dtype=config.dtype,
+        **options,
+    )

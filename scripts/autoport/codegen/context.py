@@ -60,6 +60,7 @@ def architecture_context(architecture: Architecture) -> dict[str, Any]:
         "position_parameter": Checked(f"position_embeddings: {position_type}, " if position else ""),
         "position_argument": Checked(position),
         "attention_arguments": Checked(f"{position}attn_metadata, {'mask' if composed else 'decode_mask'}"),
+        "attention_input": Checked("self.hidden_size"),
         "is_prefill": Checked("is_prefill" if composed else "decode_mask is None"),
         "residual_scale": Checked(
             "" if architecture.block.residual_scale is None else " * self.residual_scale"

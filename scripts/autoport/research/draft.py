@@ -48,8 +48,12 @@ def find_draft(config: Mapping[str, Any], checkpoint: Checkpoint | None) -> Draf
     return found if found.by_config or found.by_keys else None
 
 
-def draft_problems(draft: Draft, config_file: str) -> list[Problem]:
-    """Why it is not ported: one problem, or more where config and tensors contradict each other."""
+def draft_problems(draft: Draft, config_file: str, source: str) -> list[Problem]:
+    """Why it is no model that generates text by itself; more than one where config and tensors disagree.
+
+    Args:
+        source: Folder or hub id, for the next step.
+    """
     problems = []
     if draft.by_config and draft.by_keys and draft.by_config != draft.by_keys:
         text = f"config.json names an {draft.by_config} draft, but the tensors are of an {draft.by_keys} one"
@@ -64,13 +68,8 @@ def draft_problems(draft: Draft, config_file: str) -> list[Problem]:
     parts = [f"fc.weight {list(draft.fc)}"] if draft.fc else []
     if draft.draft_vocab_size and draft.draft_vocab_size != draft.vocab_size:
         parts.append(f"draft vocabulary {draft.draft_vocab_size} of {draft.vocab_size}")
-    text = (
-        "a draft model of Eagle3" + (f" ({', '.join(parts)})" if parts else "") + "; drafts are not generated"
-    )
-    step = (
-        "port its target, which gives a drafter its hidden states and verifies drafts; the plugin's own "
-        "Eagle3LlamaForCausalLM serves Llama-shaped drafts"
-    )
+    text = f"a draft model of Eagle3 ({', '.join(parts)})" if parts else "a draft model of Eagle3"
+    step = f"autoport draft NAME {source}; its target is ported as any other model"
     return [*problems, Problem("DRAFT-EAGLE3", text, config_file, step)]
 
 

@@ -63,7 +63,7 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
         problems += refusal.problems
     draft = find_draft(config, checkpoint)
     if draft:
-        raise Refusal(*draft_problems(draft, source.config_file))
+        raise Refusal(*draft_problems(draft, source.config_file, source_name))
     if problems or facts is None or checkpoint is None or stored is None:
         raise Refusal(*problems)
     if facts.fields["tie_word_embeddings"].value:

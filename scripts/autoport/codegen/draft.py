@@ -1,0 +1,63 @@
+"""The package of a draft model, and its row in the plugin's registry."""
+
+from autoport.analysis.draft import HF_NAME, NOT_PORTED, DraftPlan
+from autoport.codegen.context import architecture_context
+from autoport.codegen.gaps import gap_context
+from autoport.codegen.register import edited
+from autoport.codegen.render import Checked, render_python
+from autoport.errors import refuse
+from autoport.workspace import Port, class_prefix, write_atomic
+
+TEMPLATES = {
+    "__init__.py": "boilerplate/init.py.j2",
+    "config.py": "draft/config.py.j2",
+    "factory.py": "draft/factory.py.j2",
+    "model.py": "draft/model.py.j2",
+}
+STEP = "draft"
+
+
+def write_draft(port: Port, plan: DraftPlan, force: bool = False, replace_row: bool = False) -> list[str]:
+    """Write the package and the registry's row; returns the files that changed.
+
+    Raises:
+        Refusal: What `Port.write_files` and `edited` refuse; REG-CHANGED when the registry changes meanwhile.
+    """
+    path = port.workspace.registry_path
+    folder = port.workspace.model_dir(port.name).relative_to(port.workspace.root).as_posix()
+    texts = render_draft(port.name, port.workspace.package, plan)
+    with port.workspace.lock("registry"):
+        before, after = edited(port, HF_NAME, replace_row)
+        written = port.write_files(STEP, {f"{folder}/{name}": text for name, text in texts.items()}, force)
+        if path.read_bytes() != before:
+            raise refuse("REG-CHANGED", "changed while it was being edited", path, "run the command again")
+        if after == before:
+            return written.changed
+        write_atomic(path, after, staging=port.state_dir / "staging")
+    return [*written.changed, path.relative_to(port.workspace.root).as_posix()]
+
+
+def render_draft(name: str, package: str, plan: DraftPlan) -> dict[str, str]:
+    """Text of each file of the package.
+
+    Args:
+        package: The plugin's package, ``vllm_neuron`` or ``private_vllm_neuron``.
+    """
+    prefix = class_prefix(name)
+    context = architecture_context(plan.architecture) | {
+        "name": name,
+        "prefix": prefix,
+        "class_name": f"{prefix}ForCausalLM",
+        "hf_name": HF_NAME,
+        "package": package,
+        "exports": sorted([HF_NAME, f"{prefix}Config", "UnsupportedConfigError"]),
+        "arch": plan.architecture,
+        "weights": {"single": plan.weights.entries, "layered": [], "moe": [], "dense": []},
+        "attention_input": Checked("2 * self.hidden_size"),
+        "norm_before_residual": plan.norm_before_residual,
+        "own_embedding": plan.own_embedding,
+        "not_ported": NOT_PORTED,
+        "maps_vocabulary": plan.maps_vocabulary,
+    }
+    context |= gap_context([])
+    return {file: render_python(template, **context) for file, template in TEMPLATES.items()}
