@@ -11,7 +11,6 @@ import msgspec
 from autoport.codegen.factory import KINDS, Branch, branches
 from autoport.codegen.factory_layout import (
     Found,
-    Implementation,
     Selection,
     code,
     parse,
@@ -35,15 +34,6 @@ class Edited(msgspec.Struct, frozen=True):
 
     text: str
     notes: list[str]
-
-
-def fallback(source: str, architecture: str, where: object) -> Implementation:
-    """Read the factory's fallback.
-
-    Raises:
-        Refusal: VAR-SYNTAX, VAR-LAYOUT.
-    """
-    return read_selection(parse(source, where), architecture, where).ending.implementation
 
 
 def add_variant(source: str, architecture: str, variant: Variant, where: object) -> Edited:
