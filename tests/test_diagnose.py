@@ -5,6 +5,7 @@ from pathlib import Path
 
 import autoport.diagnose as diagnose_module
 import pytest
+import torch
 from autoport.cli import app
 from autoport.cli.diagnose import describe
 from autoport.diagnose import Catalogue, Diagnosis, add_places, diagnose, load_catalogue
@@ -21,6 +22,10 @@ NOVA = Path(__file__).parent / "review" / "ports" / "nova"
 # Lines as the plugin, the compiler, vLLM, torch or the simulator print them.
 EXAMPLES = {
     "META-TENSOR": ["NotImplementedError: Cannot copy out of meta tensor; no data!"],
+    "META-MODULE": [
+        "NotImplementedError: Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() "
+        "instead of torch.nn.Module.to() when moving module from meta to a different device."
+    ],
     "BIAS-SHAPE": [
         "AssertionError: Bias shape must be [1, I], got (3072,)",
         "AssertionError: rmsnorm_X_gamma shape must be [1, H], got (4096,)",
@@ -291,7 +296,7 @@ def test_command(workspace: Workspace, tmp_path: Path):
     arguments = ["diagnose", str(log), "--port", "nova", "--workspace", str(workspace.root)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0
-    assert f"place: {where}" in result.output
+    assert f"likely place: {where}" in result.output
     assert f"next:  autoport review nova --workspace {workspace.root}" in result.output
     assert '"id": "ITEM"' in CliRunner().invoke(app, [*arguments, "--json"]).output
 
@@ -305,12 +310,35 @@ def test_the_port_is_that_of_the_traceback_or_the_only_one(workspace: Workspace)
     traced = f'  File "/opt/x/vllm_neuron/model/nova/rope.py", line 12, in forward\n{EXAMPLES["ITEM"][0]}\n'
     output = invoke("--workspace", workspace.root, log=traced)
     assert "port: nova in" in output
-    assert f"place: {where}" in output
+    assert f"likely place: {where}" in output
     # No traceback, and no port was started here: the command asks for the name.
     output = invoke("--workspace", workspace.root, log=EXAMPLES["ITEM"][0])
     assert f"next:  autoport diagnose - --workspace {workspace.root} --port NAME, with" in output
     Port(workspace, "nova", "somewhere").save()
-    assert f"place: {where}" in invoke("--workspace", workspace.root, log=EXAMPLES["ITEM"][0])
+    assert f"likely place: {where}" in invoke("--workspace", workspace.root, log=EXAMPLES["ITEM"][0])
+
+
+def test_a_log_of_other_files_is_questioned_first(workspace: Workspace):
+    def asked(frame: str) -> bool:
+        log = f'  File "/x/vllm_neuron/model/{frame}, in forward\n{EXAMPLES["ITEM"][0]}\n'
+        output = invoke("--workspace", workspace.root, "--port", "nova", log=log)
+        return "is the log of these files?" in output.split("ITEM:")[0]
+
+    assert not asked('nova/rope.py", line 12')
+    assert asked('nova/rope.py", line 12000')
+    assert asked('nova/gone.py", line 12')
+    assert asked('yi/rope.py", line 12')
+
+
+def test_what_torch_says_of_a_moved_module_is_told_from_other_meta_tensors():
+    module = torch.nn.Module()
+    module.register_buffer("inv_freq", torch.zeros(2, device="meta"))
+    with pytest.raises(NotImplementedError) as moved:
+        module.to("cpu")
+    with pytest.raises(NotImplementedError) as copied:
+        module.inv_freq.cpu()
+    assert ids(read(str(moved.value))) == ["META-MODULE"]
+    assert ids(read(str(copied.value))) == ["META-TENSOR"]
 
 
 def test_where_to_go_on_when_the_review_finds_no_place(workspace: Workspace):

@@ -151,6 +151,21 @@ def test_the_simulator_has_what_generated_models_need(workspace: Workspace):
     assert str(api).startswith("simulator: ")
 
 
+def test_a_model_counts_apart_from_its_row(workspace: Workspace):
+    (workspace.model_dir("notes")).mkdir()
+    (workspace.model_dir("notes") / "__init__.py").touch()
+    api = read_api(workspace.root, workspace.package)
+    assert "notes" not in api.models
+    assert f"{len(api.models)} models, 0 registered architectures" in str(api)
+    workspace.registry_path.write_text(
+        "from .llama3 import LlamaForCausalLM\n\n\n"
+        "def get_models():\n    return [('LlamaForCausalLM', LlamaForCausalLM)]\n"
+    )
+    assert read_api(workspace.root, workspace.package).rows == ["LlamaForCausalLM"]
+    workspace.registry_path.write_text("def (\n")
+    assert "registered" not in str(read_api(workspace.root, workspace.package))
+
+
 def test_an_older_plugin(workspace: Workspace):
     package = workspace.root / workspace.package
     (package / "__init__.py").write_text("")

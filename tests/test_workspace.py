@@ -150,6 +150,12 @@ def test_the_lock_leaves_nothing_behind(workspace):
     assert [path.name for path in port.state_dir.parent.iterdir()] == ["yi"]
 
 
+def test_a_run_that_wrote_no_state_leaves_no_state_folder(workspace):
+    with Port(workspace, "yi", "one").lock(), workspace.lock("registry"):
+        pass
+    assert not (workspace.root / ".autoport").exists()
+
+
 def test_a_lock_is_held_by_one_at_a_time(workspace):
     inside, together = [], []
 
@@ -166,7 +172,7 @@ def test_a_lock_is_held_by_one_at_a_time(workspace):
     for thread in threads:
         thread.join()
     assert together == [1] * 20
-    assert not list((workspace.root / ".autoport").iterdir())
+    assert not (workspace.root / ".autoport").exists()
 
 
 def test_the_lock_sees_what_another_run_has_recorded(workspace):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from autoport.errors import Refusal
+
 # What generated models call. A workspace without one of them is older than the generator.
 NEEDED_OPERATORS = (
     "attention_decode", "flash_attention", "gen_attention_decode_mask", "mlp", "o_proj", "qkv_proj",
@@ -31,7 +33,8 @@ class ApiGeneration(msgspec.Struct):
         version: Of the plugin's pyproject.toml, empty when there is none.
         simulator: Whether it is the CPU simulator.
         operators: Names that `functional` exports.
-        models: Folders of `model/` with an implementation.
+        models: Folders of `model/` with an implementation, registered or not.
+        rows: Architectures in the registry; None when it cannot be read.
         missing: Names that generated models use and the plugin does not have.
         extensions: Names that the checkout adds to the common API.
     """
@@ -40,12 +43,15 @@ class ApiGeneration(msgspec.Struct):
     simulator: bool
     operators: list[str]
     models: list[str]
+    rows: list[str] | None
     missing: list[str]
     extensions: list[str]
 
     def __str__(self) -> str:
         kind = "simulator" if self.simulator else f"plugin {self.version}".strip()
         text = f"{kind}: {len(self.operators)} operators, {len(self.models)} models"
+        if self.rows is not None:
+            text += f", {len(self.rows)} registered architectures"
         if self.missing:
             text += f"; older than the generator, lacks {', '.join(self.missing)}"
         if self.extensions:
@@ -75,11 +81,23 @@ def read_api(root: Path, package: str) -> ApiGeneration:
         version=_version(root),
         simulator=_is_simulator(folder / "__init__.py"),
         operators=operators,
-        models=sorted({path.parent.name for path in (folder / "model").glob("*/*.py")}),
+        models=sorted(
+            {path.parent.name for path in (folder / "model").glob("*/*.py") if path.name != "__init__.py"}
+        ),
+        rows=_registered(folder / "model" / "registry.py"),
         missing=missing,
         extensions=[f"LayerSpec.{name}" for name in layer_spec if name not in LAYER_SPEC_FIELDS]
         + [f"NeuronConfig.{name}" for name in neuron_config if name not in NEURON_CONFIG_FIELDS],
     )
+
+
+def _registered(registry: Path) -> list[str] | None:
+    try:
+        from autoport.codegen.registry_edit import row_origins
+
+        return sorted(row_origins(registry.read_text(encoding="utf-8")))
+    except (ImportError, OSError, UnicodeDecodeError, Refusal):  # libcst may be what the doctor misses
+        return None
 
 
 def parse(path: Path) -> ast.Module:

@@ -247,7 +247,6 @@ class Workspace:
         """Hold an exclusive lock; the system releases it when the process dies, and the next holder tidies up."""
         path = self.root / STATE_FOLDER / f"{name}.lock"
         try:
-            path.parent.mkdir(exist_ok=True)
             file = _locked(path)
         except OSError as error:
             raise refuse(
@@ -258,12 +257,19 @@ class Workspace:
                 yield
             finally:
                 path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # not empty, as soon as a port was started
+                    path.parent.rmdir()
 
 
 def _locked(path: Path) -> TextIO:
-    """Open and lock a file; once more where another holder has removed it meanwhile."""
+    """Open and lock a file; once more where another holder has removed it, or its folder, meanwhile."""
     while True:
-        file = open(path, "w")  # noqa: SIM115
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir()
+        try:
+            file = open(path, "w")  # noqa: SIM115
+        except FileNotFoundError:
+            continue
         fcntl.flock(file, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
@@ -426,7 +432,8 @@ class Port:
             "PORT-NONE",
             f"no port named {self.name!r}; there are: {there}",
             self.workspace.root / STATE_FOLDER,
-            f"name one of them, or start it: autoport port {self.name} SOURCE",
+            f"name one of them, or start it: autoport port {self.name} SOURCE (a run that Step 1 refused left "
+            "nothing here: mend what it named first)",
         )
 
     def write_files(

@@ -63,6 +63,7 @@ def test_no_false_alarm_on_a_generated_model(workspace: Workspace, architecture:
     result = review(port)
     assert problems_of(result) == {}
     judged = {rule.id for rule in result.rules if rule.status == "judge"}
+    assert report(result).count(f"come from: autoport research {plan.name} SOURCE") == len(judged)
     assert judged == {"ATTN-SCALE", "ROPE-STYLE", "NORM-REFERENCE"}
     assert statuses(result, "PAR-REDUCE", "WGT-MAPPED", "KV-NAMES", "NAME-PREFIX") == ["pass"] * 4
 

@@ -1,8 +1,8 @@
 """What the proof reports into the README's feature table."""
 
-from autoport.schema import PhaseProof, Proof, ProofRun
+from autoport.schema import HardwareRecord, PhaseProof, Proof, ProofRun
 from autoport.validation.scenario import DECODE, PREFILL, SAMPLING, SEGMENTED
-from autoport.validation.step import feature_results
+from autoport.validation.step import feature_results, slow_notes
 
 PHASES = (PREFILL, SEGMENTED, DECODE, SAMPLING)
 
@@ -42,3 +42,14 @@ def test_what_is_red_in_no_phase_is_red_everywhere():
 
 def test_tp_1_says_nothing_of_tensor_parallelism():
     assert "TP (head sharding)" not in feature_results(proof(tp_sizes=(1,)))
+
+
+def test_a_slow_path_is_named_once_with_its_tp_sizes():
+    def run(tp_size, dtype, *messages):
+        records = [HardwareRecord("o_proj", "fallback", "slow-path", message, 9) for message in messages]
+        error = HardwareRecord("mlp", "error", "dtype", "no such dtype", 1)
+        return ProofRun(tp_size, dtype, [], [*records, error], {}, 1.0, "", "log")
+
+    runs = [run(1, "float32", "a", "b"), run(1, "bfloat16", "a", "b"), run(2, "float32", "a")]
+    found = Proof(True, "simulator", "LlamaForCausalLM", {}, 0, 1e-4, 1.2, runs, {}, {})
+    assert slow_notes(found) == ["TP 1, 2: o_proj: a", "TP 1: o_proj: b"]

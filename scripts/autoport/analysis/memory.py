@@ -2,6 +2,7 @@
 
 from autoport.errors import refuse
 from autoport.schema import TpCandidate, TpPlan
+from autoport.units import size_text
 
 MEMORY_COLUMNS = ("What", "Per rank", "How")
 
@@ -17,19 +18,19 @@ def memory_rows(plan: TpPlan, tp: int) -> list[tuple[str, str, str]]:
         sizes = ", ".join(str(item.tp_size) for item in plan.candidates)
         raise refuse("TP-EXPLAIN", f"TP {tp} is not in the table", "option --explain", f"use one of {sizes}")
     rows = [
-        (name, _gb(part.per_rank(tp, plan.num_kv_heads)), _how(plan, tp, name))
+        (name, size_text(part.per_rank(tp, plan.num_kv_heads)), _how(plan, tp, name))
         for name, part in plan.parts.items()
     ]
     total = candidate.weight_bytes_per_rank + candidate.kv_bytes_per_rank + candidate.reserve_bytes
     rows += [
         (
             "all weights",
-            _gb(candidate.weight_bytes_per_rank),
-            f"{_gb(candidate.embedding_bytes_per_rank)} of it embeddings and head",
+            size_text(candidate.weight_bytes_per_rank),
+            f"{size_text(candidate.embedding_bytes_per_rank)} of it embeddings and head",
         ),
-        ("KV cache", _gb(candidate.kv_bytes_per_rank), _cache(plan, candidate)),
-        ("reserve", _gb(candidate.reserve_bytes), "assumed: compiled graphs, activations, collectives"),
-        ("total", _gb(total), f"of {_gb(plan.bytes_per_core)} per logical core"),
+        ("KV cache", size_text(candidate.kv_bytes_per_rank), _cache(plan, candidate)),
+        ("reserve", size_text(candidate.reserve_bytes), "assumed: compiled graphs, activations, collectives"),
+        ("total", size_text(total), f"of {size_text(plan.bytes_per_core)} per logical core"),
     ]
     broken = {violation.rule for violation in candidate.violations}
     if candidate.padded_vocab_size != plan.candidates[0].padded_vocab_size:  # the first one is TP 1
@@ -56,10 +57,8 @@ def _how(plan: TpPlan, tp: int, name: str) -> str:
         ways.append(f"k and v split {min(tp, plan.num_kv_heads)} ways")
     if part.copied:
         ways.append(
-            "whole on every rank" if part.copied == part.total else f"{_gb(part.copied)} whole on every rank"
+            "whole on every rank"
+            if part.copied == part.total
+            else f"{size_text(part.copied)} whole on every rank"
         )
     return ", ".join(ways)
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.3f} GB" if size >= 1_000_000 or not size else f"{size / 1e6:.3f} MB"

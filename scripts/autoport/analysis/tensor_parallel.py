@@ -17,6 +17,7 @@ from autoport.schema import (
     WeightEntry,
     WeightMap,
 )
+from autoport.units import size_text
 
 KV_BYTES_PER_ELEMENT = 2  # the cache is bfloat16
 
@@ -242,7 +243,7 @@ def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
             if candidate.kv_replicas > 1:
                 kv += f" (replicated x{candidate.kv_replicas}: {candidate.kv_replicas} ranks share a head)"
             sizes = [candidate.weight_bytes_per_rank, candidate.kv_bytes_per_rank]
-            numbers = [kv, *(f"{size / 1e9:.2f} GB" for size in sizes)]
+            numbers = [kv, *map(size_text, sizes)]
         else:
             numbers = ["", "", ""]
         rows.append((str(candidate.tp_size), verdict, "\n".join(reasons), *numbers))

@@ -90,7 +90,7 @@ def _open(log: str) -> contextlib.AbstractContextManager[BinaryIO]:
 def describe(diagnosis: "Diagnosis", port: "Port | None", log: str, workspace: Path) -> str:
     """Text of a diagnosis."""
     lines = [f"port: {port.name} in {port.workspace.root}"] if port else []
-    lines += [f"note: {text}" for text in diagnosis.notes]
+    lines += [f"note: {text}" for text in [*diagnosis.notes, *_of_other_files(diagnosis, port)]]
     for match in diagnosis.matches:
         failure = match.failure
         often = f", {match.count} lines" if match.count > 1 else ""
@@ -98,7 +98,7 @@ def describe(diagnosis: "Diagnosis", port: "Port | None", log: str, workspace: P
         lines += [f"  cause: {failure.cause}", f"  fix:   {failure.fix}"]
         if match.frame:
             lines.append(f"  trace: {match.frame}")
-        lines += [f"  place: {place}" for place in match.places]
+        lines += [f"  likely place: {place}" for place in match.places]
         if not failure.wrapper:
             lines += _next(match, port, log, workspace)
         lines.append("")
@@ -108,6 +108,24 @@ def describe(diagnosis: "Diagnosis", port: "Port | None", log: str, workspace: P
             f"{known} in {diagnosis.lines} lines. {diagnosis.because}: go on at {diagnosis.go_on_at}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _of_other_files(diagnosis: "Diagnosis", port: "Port | None") -> list[str]:
+    """Asks whether the log belongs to the port, when its tracebacks name lines that the port does not have."""
+    frames = dict.fromkeys(match.frame for match in diagnosis.matches if match.frame)
+    if port is None or any(_has_line(port, frame) for frame in frames):
+        return []
+    return [f"is the log of these files? They have no {frame}" for frame in list(frames)[:1]]
+
+
+def _has_line(port: "Port", frame: str) -> bool:
+    """Whether ``path:line``, as it stands in a traceback, is a line of one of the port's files."""
+    path, _, line = frame.rpartition(":")
+    inside = path.partition("/model/")[2]
+    file = port.workspace.model_dir(port.name).parent / inside
+    if inside.partition("/")[0] != port.name or not file.is_file():
+        return False
+    return int(line) <= len(file.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 def _next(match: "Match", port: "Port | None", log: str, workspace: Path) -> list[str]:

@@ -62,8 +62,11 @@ def report_steps(results: Sequence[StepResult]) -> None:
     """Print the table of steps and the files they wrote."""
     rows = [(r.number, r.title, MARKS[r.status], f"{r.seconds:.1f} s", r.summary) for r in results]
     print_table(("Step", "What", "Verdict", "Time", "Result"), rows)
-    files = sorted({file for result in results for file in result.files})
+    print_files("Files written:", sorted({file for result in results for file in result.files}))
+
+
+def print_files(title: str, files: Sequence[str]) -> None:
     if files:
-        print("Files written:")
+        print(title)
         for file in files:
             print(f"  {file}")

@@ -2,6 +2,7 @@
 
 from autoport.cli.output import print_table
 from autoport.schema import EpPlan, TpPlan
+from autoport.units import size_text
 
 
 def hardware_text(plan: TpPlan) -> str:
@@ -21,7 +22,7 @@ def print_experts(experts: EpPlan, plan: TpPlan) -> None:
             "yes" if item.valid else "no",
             "\n".join(f"{v.rule}: {v.text}" for v in item.violations),
             item.experts_per_group,
-            f"{item.weight_bytes_per_rank / 1e9:.2f} GB",
+            size_text(item.weight_bytes_per_rank),
         )
         for item in experts.candidates
     ]

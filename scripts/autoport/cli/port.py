@@ -73,8 +73,8 @@ def command(
     import msgspec
 
     from autoport.analysis import decisions
-    from autoport.cli.output import EXIT_CODES, note, print_json, report_steps
-    from autoport.cli.review import report_findings
+    from autoport.cli.output import EXIT_CODES, note, print_json
+    from autoport.cli.port_report import report
     from autoport.port import STEPS, Options, StepResult, next_step, require_device
     from autoport.workspace import Port
 
@@ -113,8 +113,7 @@ def command(
     if as_json:
         print_json({"name": name, "source": port.source, "status": _status(results), "steps": results})
     else:
-        report_steps(results)
-        report_findings(port, results)
+        report(port, results, options)
         if results[-1].status == "waiting":
             note(
                 f"waiting for review; to go on: {_same_command(port, options)} --confirm [--set section.field=value]"

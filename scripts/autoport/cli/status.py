@@ -45,7 +45,8 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
                 record.summary if record else "",
             )
         )
-    title = f"{name} from {port.source}, in {port.workspace.root}"
+    origin = f" from {port.source}" if port.source else " without a SOURCE"
+    title = f"{name}{origin}, in {port.workspace.root}"
     print_table(("Step", "Command", "Status", "Result"), rows + served, title=title)
     print_table(("File", "State"), list(files.items()))
 

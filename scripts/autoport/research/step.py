@@ -19,6 +19,7 @@ from autoport.research.quantization import quantization_problems
 from autoport.research.source import Source, open_source
 from autoport.research.tied_head import compare_head
 from autoport.schema import Checkpoint, Facts
+from autoport.units import size_text
 from autoport.variants import loaded_by
 
 TOKENIZER_FILES = ("tokenizer", "vocab.", "merges.", "spiece.", "tekken.")
@@ -111,7 +112,7 @@ def run(port: Port, options: Options) -> Outcome:
     summary = (
         f"{facts.architecture.value}, {len(facts.fields)} facts, {len(facts.modeling.findings)} findings in "
         f"{facts.modeling.file or 'no modeling file'}, {len(checkpoint.tensors)} tensors, "
-        f"{checkpoint.total_bytes / 1e9:.2f} GB ({checkpoint.bytes_read:,} bytes read)"
+        f"{size_text(checkpoint.total_bytes)} ({checkpoint.bytes_read:,} bytes read)"
     )
     if options.probe:
         summary += (

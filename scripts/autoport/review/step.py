@@ -24,7 +24,7 @@ class RuleResult(msgspec.Struct):
     Attributes:
         status: ``judge`` where a reader has to answer `question` at each finding; ``not checked`` where the
             check needs something that is missing; ``not applicable`` where the port has nothing of the kind.
-        reason: Why it was not checked or does not apply.
+        reason: Why it was not checked or does not apply, or what a reader lacks to judge.
         reference: Where the reference's modeling source has what `question` asks about, as ``path:line  subject``.
     """
 
@@ -143,6 +143,8 @@ def _decide(subject: Subject, checklist: str, rule: Rule) -> RuleResult:
     result.status = "fail" if "fail" in statuses else "judge" if "judge" in statuses else "pass"
     if result.status == "judge" and subject.facts:
         result.reference = reference_places(subject.facts, rule.reference)
+    elif result.status == "judge":
+        result.reason = f"the places to compare with come from: autoport research {subject.name} SOURCE"
     return result
 
 

@@ -138,6 +138,16 @@ def _reason_against(candidate: TpCandidate | None, allowed: tuple[str, ...]) -> 
     return "; ".join(f"{violation.rule}: {violation.text}" for violation in broken)
 
 
+def slow_notes(proof: Proof) -> list[str]:
+    """Where the device would leave a fused operator, each once, with the TP sizes of the twin that showed it."""
+    sizes: dict[str, dict[int, None]] = {}
+    for run in proof.runs:
+        for record in run.hardware:
+            if record.kind == "fallback":
+                sizes.setdefault(f"{record.operator}: {record.message}", {})[run.tp_size] = None
+    return [f"TP {', '.join(map(str, found))}: {text}" for text, found in sizes.items()]
+
+
 def summarise(proof: Proof) -> str:
     """One line for the table of steps."""
     if not proof.runs:
@@ -152,12 +162,11 @@ def summarise(proof: Proof) -> str:
     error = max(phase.max_relative_error or 0.0 for phase in phases if phase.r_ratio is None)
     ratios = [phase.r_ratio for phase in phases if phase.r_ratio and phase.phase != SAMPLING]
     worst = max(ratios, key=lambda ratio: ratio.value or 0.0)
-    records = [record for run in proof.runs for record in run.hardware if record.kind == "fallback"]
     uncertain = any((ratio.high or 0.0) >= proof.r_ratio_limit for ratio in ratios)
-    slow = len({(record.operator, record.message) for record in records})
+    slow = len(slow_notes(proof))
     return (
-        f"equals {proof.reference} on the simulator at TP {sizes}: float32 error {error:.1e}, tokens equal; "
-        f"bfloat16 R {worst.value:.2f} [{worst.low:.2f}, {worst.high:.2f}]"
+        f"equals {proof.reference} on the simulator at TP {sizes}: error {error:.1e} and the same tokens in float32; "
+        f"bfloat16 R {worst.value:.2f} [{worst.low:.2f}, {worst.high:.2f}], where some tokens may differ"
         + (f", not certain: the band reaches the limit {proof.r_ratio_limit}" if uncertain else "")
-        + (f"; {slow} slow-path notes (hardware in proof.json)" if slow else "")
+        + (f"; {slow} slow-path notes" if slow else "")
     )

@@ -1,0 +1,75 @@
+"""What `autoport port` prints at its end, besides the table of steps."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from autoport.cli.output import print_files, report_steps
+from autoport.cli.review import report_findings
+from autoport.port import Options, StepResult
+from autoport.schema import Facts, Plan, Proof, TpPlan
+from autoport.units import size_text
+from autoport.workspace import Port
+
+
+def report(port: Port, results: Sequence[StepResult], options: Options) -> None:
+    """Print the steps, the files, what the plan recommends and warns of, and what a reader has to judge."""
+    report_steps(results)
+    print_files("Files kept:", kept_files(port, results))
+    ran = {result.step for result in results}
+    if "analyze" in ran:
+        plan = port.read_state("plan.json", Plan, "analyze")
+        print("\n".join(recommended(plan.tp)))
+        _print_list("Pitfalls:", [f"{item.rule}: {item.text}" for item in plan.pitfalls])
+    if "prove" in ran:
+        from autoport.validation.step import slow_notes
+
+        proof = port.read_state("proof.json", Proof, "prove")
+        _print_list("Slow paths of the twin on the simulator:", slow_notes(proof))
+    report_findings(port, results)
+    if results[-1].status in ("done", "kept") and options.dry_run:
+        print(f"Next: {next_command(port)}")
+
+
+def kept_files(port: Port, results: Sequence[StepResult]) -> list[str]:
+    """The port's files in the workspace that stayed as they were."""
+    written = {file for result in results for file in result.files}
+    registered = any(result.step == "register" and result.status == "kept" for result in results)
+    files = set(port.manifest.files)
+    if registered and not port.manifest.unregistered:
+        files.add(str(port.workspace.registration_path.relative_to(port.workspace.root)))
+    return sorted(files - written)
+
+
+def recommended(plan: TpPlan) -> Iterator[str]:
+    """The recommended TP size, the memory of a rank, and the price of what was relaxed."""
+    from autoport.analysis.tensor_parallel import recommendation
+
+    text = f"Recommended: {recommendation(plan)}"
+    for candidate in plan.candidates:
+        if candidate.tp_size == plan.recommended:
+            weights, cache = candidate.weight_bytes_per_rank, candidate.kv_bytes_per_rank
+            text += f"; per rank {size_text(weights)} of weights and {size_text(cache)} of KV cache"
+            yield f"{text} for {plan.batch_size} x {plan.context_length} tokens"
+            yield from (f"  relaxed: {item.rule}: {item.text}" for item in candidate.relaxed)
+            return
+    yield text
+
+
+def next_command(port: Port) -> str:
+    """What follows a dry run: the smoke test on the device, and what it needs first."""
+    place = ["--workspace", str(port.workspace.root)]
+    steps = []
+    warnings = port.read_state("facts.json", Facts, "research").warnings
+    if any(warning.startswith("no tokenizer") for warning in warnings):
+        steps.append(f"add a tokenizer to {port.source}")
+    if port.manifest.unregistered:
+        register = shlex.join(["autoport", "register", port.name, "--replace-row", *place])
+        steps.append(f"{register}, if this port is to be served")
+    smoke = shlex.join(["autoport", "smoke", port.name, "--on", "trn2", *place])
+    return ", then ".join([*steps, f"{smoke} on a trn2 instance"])
+
+
+def _print_list(title: str, lines: Sequence[str]) -> None:
+    if lines:
+        print(title)
+        print("\n".join(f"  {line}" for line in lines))

@@ -1,0 +1,9 @@
+"""Numbers as text."""
+
+
+def size_text(size: int) -> str:
+    """Bytes in the largest decimal unit of which there is one: ``13.91 GB``, ``2.10 MB``, ``64.00 kB``, ``12 B``."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.2f} {unit}"
+    return f"{size} B"
