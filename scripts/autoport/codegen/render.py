@@ -11,8 +11,6 @@ import keyword
 import math
 import re
 import shlex
-import subprocess
-import sys
 from typing import Any, TypeVar
 
 import jinja2
@@ -20,6 +18,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from autoport import expressions
 from autoport.errors import refuse
+from autoport.modules import run_module
 from autoport.resources import templates_dir
 
 LINE_LENGTH = 110
@@ -253,12 +252,7 @@ def _ruff(command: str, *arguments: str, text: str) -> str:
         "--stdin-filename=generated.py",
         "-",
     )
-    result = subprocess.run(
-        [sys.executable, "-m", "ruff", command, *arguments, *settings],
-        input=text,
-        capture_output=True,
-        text=True,
-    )
+    result = run_module("ruff", command, *arguments, *settings, text=text)
     if result.returncode != 0:
         raise RuntimeError(f"ruff {command} failed: {result.stderr.strip()}")
     return result.stdout

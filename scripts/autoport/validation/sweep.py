@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from autoport.errors import Refusal
+from autoport.modules import search_path
 from autoport.port import STEPS, Options, run_step
 from autoport.resources import references_dir, simulator_dir, templates_dir
 from autoport.schema import Plan, Proof
@@ -94,6 +95,7 @@ def sweep(
 def _in_process(
     name: str, folder: Path, tp_sizes: Sequence[int], running: "set[subprocess.Popen[bytes]]"
 ) -> Result:
+    folder = folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     started = time.monotonic()
@@ -104,7 +106,8 @@ def _in_process(
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=folder,  # not the current one, whose files it could import
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()},
         )
         running.add(process)
         try:

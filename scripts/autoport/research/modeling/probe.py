@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 
 from autoport.errors import Problem, Refusal, refuse
+from autoport.modules import run_module
 from autoport.research.nested import find_text_config
 from autoport.schema import Facts, Finding
 from autoport.workspace import installed
 
+WORKER = "autoport.research.modeling.probe_worker"
 LONGEST_SECONDS = 600
 COMPARED = {
     "norm": ("kind", "weight", "bias", "rounding"),
@@ -83,16 +85,8 @@ def _run(facts: Facts) -> dict[str, Any]:
         "config": {key: value for key, value in text.items() if key != "auto_map"},
         "findings": [msgspec.to_builtins(finding) for finding in facts.modeling.findings],
     }
-    command = [sys.executable, "-m", "autoport.research.modeling.probe_worker"]
     try:
-        done = subprocess.run(
-            command,
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_SECONDS,
-            check=False,
-        )
+        done = run_module(WORKER, text=json.dumps(request), timeout=LONGEST_SECONDS)
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
     except (subprocess.TimeoutExpired, ValueError) as error:
         raise refuse(
