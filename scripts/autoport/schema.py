@@ -321,6 +321,7 @@ class Embedding(msgspec.Struct, frozen=True):
 
     Attributes:
         scale: Their factor; None for 1.
+        scale_rounded: Whether the factor is rounded to their dtype first.
         norm: Whether they are normalised.
         positions: Absolute position embeddings that are added: a table of the checkpoint, or computed with
             frequencies whose exponents end at 1 (``sinusoidal``) or just below (``sinusoidal_halves``).
@@ -328,6 +329,7 @@ class Embedding(msgspec.Struct, frozen=True):
     """
 
     scale: float | None = None
+    scale_rounded: bool = False
     norm: bool = False
     positions: Literal["none", "learned", "sinusoidal", "sinusoidal_halves"] = "none"
     position_offset: int = 0

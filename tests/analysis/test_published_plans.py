@@ -163,3 +163,9 @@ def test_the_estimate_from_a_config_is_the_size_of_the_class(tmp_path, name):
     if not any("lm_head" in key or "embed_out" in key for key in keys):
         size += PUBLISHED[name]["vocab_size"] * PUBLISHED[name].get("hidden_size", 768) * 2
     assert sum(part.total for part in parts.values()) == pytest.approx(size, rel=0.01)
+
+
+def test_the_embedding_factor_of_gemma_is_rounded_as_its_class_does(tmp_path):
+    plan = plan_of(tmp_path, "gemma-2-9b")
+    assert plan.architecture.embedding.scale_rounded
+    assert "times 59.8665 in their dtype" in " ".join(section.target for section in plan.sections)

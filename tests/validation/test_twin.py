@@ -119,6 +119,19 @@ def test_heads_wider_or_narrower_than_hidden_stay_so(head_dim, sign):
     assert twin["hidden_size"] % 256 == 0
 
 
+def test_a_width_that_equals_hidden_size_still_does():
+    opt = {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "hidden_size": 768,
+        "word_embed_proj_dim": 768,
+    }
+    twin = shrunk(
+        opt | {"num_attention_heads": 12, "num_hidden_layers": 12, "ffn_dim": 3072, "vocab_size": 50272}
+    )
+    assert twin["word_embed_proj_dim"] == twin["hidden_size"] < 768
+
+
 def test_all_bands_of_the_scaling_are_used_and_prompts_exceed_the_context():
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

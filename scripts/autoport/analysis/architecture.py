@@ -132,6 +132,7 @@ def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture
         ),
         embedding=Embedding(
             scale=traits.number(family.embedding_scale, neutral=1),
+            scale_rounded=family.embedding_scale_rounded,
             norm=family.embedding_norm or bool(names.embedding_norm),
             positions=family.positions,
             position_offset=family.position_offset,

@@ -201,7 +201,8 @@ def _backbone(architecture: Architecture, facts: Facts, source: dict[str, str]) 
     ]
     changes = ["sizes"]
     if embedding.scale is not None:
-        parts.append(f"embeddings times {embedding.scale:g}")
+        rounded = " in their dtype" if embedding.scale_rounded else ""
+        parts.append(f"embeddings times {embedding.scale:g}{rounded}")
         changes.append("embedding factor")
     if embedding.norm:
         parts.append("embeddings normalised")

@@ -23,6 +23,7 @@ YARN_CONTEXT = 256  # prompts exceed it
 WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
 
 # Config keys of sizes that a config leaves to its class, so that no key says where they go.
+SIZED_AS_HIDDEN = ("word_embed_proj_dim",)
 STANDARD_KEYS = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
 
 
@@ -65,6 +66,9 @@ def shrink(facts: Facts) -> dict[str, Any]:
         source = facts.fields[name].source if name in facts.fields else ""
         if not source.startswith("derived"):
             twin[_config_key(name, source, facts.config)] = size
+    for key in SIZED_AS_HIDDEN:
+        if twin.get(key) == value["hidden_size"]:
+            twin[key] = hidden
     if original_context is not None:
         _replace(twin, "original_max_position_embeddings", original_context)
     if value["rope_type"] == "yarn":

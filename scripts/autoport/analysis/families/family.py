@@ -95,6 +95,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         rope_labels: Expression for the label of each layer's rotary embedding (None for none).
         scale, softcap, logit_scale, logit_softcap, embedding_scale, residual_scale, qkv_clip: Expressions; empty
             or None for none.
+        embedding_scale_rounded: Whether the scale is rounded to the embeddings' dtype first.
         scale_by_layer: Expression; whether the scale is divided by the layer's number.
         embedding_norm: Whether embeddings are normalised without a weight (`Keys` names one with a weight).
         float32_scores: Whether scores are computed from float32 queries and keys.
@@ -142,6 +143,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: str = ""
     logit_softcap: str = ""
     embedding_scale: str = ""
+    embedding_scale_rounded: bool = False
     residual_scale: str = ""
     embedding_norm: bool = False
     positions: Literal["none", "learned", "sinusoidal", "sinusoidal_halves"] = "none"

@@ -18,6 +18,7 @@ GEMMA_FAMILIES = [
         hf_name="GemmaForCausalLM",
         norm_weight="one_plus",
         embedding_scale="hidden_size ** 0.5",
+        embedding_scale_rounded=True,
         requires=(("not use_bidirectional_attention", "SCOPE-MASK", "attention in both directions"),),
     ),
     Family(
@@ -30,6 +31,7 @@ GEMMA_FAMILIES = [
         softcap="attn_logit_softcapping",
         logit_softcap="final_logit_softcapping",
         embedding_scale="hidden_size ** 0.5",
+        embedding_scale_rounded=True,
         windows=WINDOW_BY_TYPE,
         requires=(("not use_bidirectional_attention", "SCOPE-MASK", "attention in both directions"),),
     ),
@@ -43,6 +45,7 @@ GEMMA_FAMILIES = [
         scale="query_pre_attn_scalar ** -0.5",
         logit_softcap="final_logit_softcapping",
         embedding_scale="hidden_size ** 0.5",
+        embedding_scale_rounded=True,
         windows=WINDOW_BY_TYPE,
         rope_labels="layer_types",
         requires=(("not use_bidirectional_attention", "SCOPE-MASK", "attention in both directions"),),
@@ -56,6 +59,7 @@ GEMMA_FAMILIES = [
         softcap="attn_logit_softcapping",
         logit_softcap="final_logit_softcapping",
         embedding_scale="hidden_size ** 0.5",
+        embedding_scale_rounded=True,
         windows=WINDOW_BY_TYPE,
     ),
 ]
