@@ -69,6 +69,37 @@ def test_a_published_model_is_planned_whole(tmp_path, name):
     assert all(section.source for section in plan.sections)
 
 
+@pytest.mark.parametrize(
+    ("name", "rule", "present"),
+    [
+        ("glm-4-9b-0414", "PIT-BLOCK", False),  # sandwich, with Llama's name for the norm before the MLP
+        ("gemma-2-9b", "PIT-BLOCK", True),
+        ("olmo-2-7b", "PIT-BLOCK", True),
+        ("gpt-neox-20b", "PIT-BLOCK", True),  # it norms the layer's input
+        ("phi-3.5-mini", "PIT-WINDOW", False),  # 262144 tokens, with 131072 positions
+        ("mistral-7b-v0.1", "PIT-WINDOW", True),
+    ],
+)
+def test_a_pitfall_is_named_where_it_exists(tmp_path, name, rule, present):
+    assert (rule in {item.rule for item in plan_of(tmp_path, name).pitfalls}) == present
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "field", "text"),
+    [
+        ("phi-3.5-mini", "attention", "target", "never binds: the model has 131072 positions"),
+        ("glm-4-9b", "rope", "change", "partial rotation, interleaved pairs"),
+        ("glm-4-9b", "rope", "source", "config.json: partial_rotary_factor"),
+        ("gpt-neox-20b", "rope", "source", "config.json: rotary_pct"),
+        ("smollm3-3b", "rope", "source", "config.json: no_rope_layers"),
+        ("qwen2-57b-a14b", "moe", "target", "softmax over all; not renormalised"),
+    ],
+)
+def test_a_section_says_what_is_there_and_from_where(tmp_path, name, section, field, text):
+    plan = plan_of(tmp_path, name)
+    assert text in getattr(next(item for item in plan.sections if item.name == section), field)
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "phi-4", "falcon-40b", "gpt2"])
 def test_the_ranks_hold_each_weight_once(tmp_path, name):
     """At TP 1 the plan's bytes are the checkpoint's (a tied head is held twice), however tensors are fused."""

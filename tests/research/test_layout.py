@@ -111,3 +111,19 @@ def test_other_parts(tmp_path, keys, part, text):
 
 def test_c_attn_as_a_linear_layer_is_no_conv1d(tmp_path):
     assert "orientation" not in verdicts(tmp_path, {"h.0.attn.c_attn.weight": (192, 64)})
+
+
+@pytest.mark.parametrize(
+    "tower", ["model.visual.blocks.{i}.attn.qkv", "model.vision_tower.encoder.layers.{i}.q_proj"]
+)
+def test_the_layers_of_the_decoder_are_described_not_those_of_another_tower(tmp_path, tower):
+    keys = {
+        f"{tower.format(i=0)}.weight": (96, 32),
+        "model.language_model.embed_tokens.weight": (128, 64),
+        "model.language_model.layers.0.self_attn.q_proj.weight": (64, 64),
+    }
+    found = verdicts(tmp_path, keys)
+    assert found["prefix"] == "'model.language_model.'"
+    assert found["q, k, v"] == "separate tensors"
+    plain = {key.replace("language_model.", ""): shape for key, shape in keys.items()}
+    assert verdicts(tmp_path, plain)["prefix"] == "'model.'"

@@ -4,12 +4,14 @@ import re
 
 from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.reference import load_table
+from autoport.analysis.windows import binds
 from autoport.schema import Architecture, Facts, Norm, Rope, Section, WeightMap
 
 Row = tuple[str, str, str]
 """What the model does, the change to the reference, where that is known from."""
 
 WEIGHTS = {"plain": "", "one_plus": ", times 1 + w", "none": ", no weight"}
+ROTATED_SHARE = ("partial_rotary_factor", "rotary_pct", "rotary_dim")
 TOPOLOGIES = {
     "pre_norm": "pre-norm, sequential",
     "parallel": "attention and MLP in parallel, one norm",
@@ -72,18 +74,36 @@ def _norm(norm: Norm, facts: Facts, source: dict[str, str]) -> Row:
 
 
 def _rope(architecture: Architecture, facts: Facts, source: dict[str, str]) -> Row:
-    origin = _joined(source.get("rope_theta", ""), source.get("rope_type", ""), _places(facts, "rope"))
+    given = _joined(source.get("rope_theta", ""), source.get("rope_type", ""))
+    origin = _joined(given, _places(facts, "rope"))
     if architecture.rope is None and not architecture.ropes:
         return "none", "no rotary embedding", origin
     ropes: dict[str, Rope | None] = {**architecture.ropes} or {"": architecture.rope}
     texts = [f"{label + ': ' if label else ''}{_rope_text(rope)}" for label, rope in ropes.items() if rope]
-    scaled = any(rope.parameters for rope in ropes.values() if rope)
+    used = [rope for rope in ropes.values() if rope]
+    scaled = any(rope.parameters for rope in used)
     changes = ["theta" + (" and scaling" if scaled else "; no scaling")]
     without = [i for i, label in enumerate(architecture.layers.ropes) if label is None]
+    partial = any(rope.rotary_dim for rope in used)
+    if partial:
+        changes.append("partial rotation")
+    if any(rope.pairing == "interleaved" for rope in used):
+        changes.append("interleaved pairs")
     if without:
         texts.append(f"none in {len(without)} of {architecture.num_layers} layers (NoPE)")
         changes.append("layers without rotation")
-    return "; ".join(texts), ", ".join(changes), origin
+    share = _rotated_share(facts, source) if partial else ""
+    layers = source.get("layer_rope", "") if without else ""
+    return "; ".join(texts), ", ".join(changes), _joined(given, share, layers, _places(facts, "rope"))
+
+
+def _rotated_share(facts: Facts, source: dict[str, str]) -> str:
+    """Where it is said how much of a head rotates."""
+    text = facts.config
+    for part in facts.text_path.split(".")[:-1]:
+        text = text[part]
+    named = next((f"config.json: {facts.text_path}{name}" for name in ROTATED_SHARE if name in text), "")
+    return source.get("partial_rotary_factor") or named or source.get("rope_parameters", "")
 
 
 def _rope_text(rope: Rope) -> str:
@@ -113,7 +133,10 @@ def _attention(architecture: Architecture, facts: Facts, source: dict[str, str])
     windows = sorted({window for window in architecture.layers.windows if window})
     if windows:
         count = sum(window is not None for window in architecture.layers.windows)
-        parts.append(f"window of {', '.join(map(str, windows))} tokens in {count} layers")
+        text = f"window of {', '.join(map(str, windows))} tokens in {count} layers"
+        if not any(binds(window, architecture) for window in windows):
+            text += f", which never binds: the model has {architecture.max_position_embeddings} positions"
+        parts.append(text)
         changes.append("windows")
     for name, value in (
         ("scale", attention.scale),
@@ -132,7 +155,7 @@ def _attention(architecture: Architecture, facts: Facts, source: dict[str, str])
     origin = _joined(
         source["num_kv_heads"], source["head_dim"], source.get("layer_windows", "") if windows else "",
         "biases: keys of every layer",
-        _places(facts, "attention_scale", "qk_norm", "sinks"),
+        _places(facts, "attention_scale", *(["qk_norm"] if attention.qk_norm else []), "sinks"),
         _places(facts, "softcap", of="(?<!ForCausalLM)") if attention.softcap else "",
     )  # fmt: skip
     return "; ".join(parts), "; ".join(changes), origin
@@ -165,6 +188,7 @@ def _moe(architecture: Architecture, facts: Facts) -> Row:
     ]
     for present, text in (
         (routing.normalise, "renormalised"),
+        (not routing.normalise and routing.score_over == "all", "not renormalised"),
         (routing.correction_bias, "a bias for the choice only"),
         (routing.groups > 1, f"{routing.top_groups} of {routing.groups} groups"),
         (routing.scaling is not None, f"times {routing.scaling}"),

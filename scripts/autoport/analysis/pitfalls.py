@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
+from autoport.analysis.families import find_family
+from autoport.analysis.windows import binds
 from autoport.schema import Architecture, Facts, Pitfall, Rope, TpPlan
 
 DEFAULT_THETA = 10_000
-SECOND_NORM_MOVES = ("sandwich", "post_norm", "post_residual_norm")
+SECOND_NORM = "post_attention_layernorm"
+MLP_NORM = {"pre_norm": 1, "sandwich": 2}  # place of the norm before the MLP, after the first residual sum
 
 
 def pitfalls(architecture: Architecture, facts: Facts, tp: TpPlan) -> list[Pitfall]:
@@ -45,7 +48,7 @@ def _positions(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, st
             yield "PIT-ROPE-PARTIAL", f"only {rope.rotary_dim} of {head_dim} dimensions rotate"
     if None in layers.ropes:
         yield "PIT-NOPE", "some layers do not rotate; a list of 1 and 0 has 1 for those that do"
-    if any(layers.windows):
+    if any(binds(window, architecture) for window in layers.windows):
         yield "PIT-WINDOW", "a prefill bucket must hold the window, and the window whole cache blocks"
     if tp.context_length > architecture.max_position_embeddings:
         yield (
@@ -85,8 +88,16 @@ def _norms(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]
         yield "PIT-NORM-KIND", "LayerNorm subtracts the mean; RMSNorm in its place passes a smoke test"
     if norm.weight == "one_plus":
         yield "PIT-NORM-ONE", "the checkpoint holds w, the norm multiplies by 1 + w"
-    if architecture.block.topology in SECOND_NORM_MOVES:
-        yield "PIT-BLOCK", "post_attention_layernorm stands at another place than in Llama"
+    if _second_norm_moves(architecture):
+        yield "PIT-BLOCK", f"{SECOND_NORM} stands at another place than in Llama"
+
+
+def _second_norm_moves(architecture: Architecture) -> bool:
+    """Whether the layer has a norm of Llama's name for the one before the MLP at another place."""
+    topology = architecture.block.topology
+    family = find_family(architecture.hf_name, architecture.model_type)
+    names = [name.rpartition(".")[2] for name in family.keys.layer_norms(topology)] if family else []
+    return SECOND_NORM in names and names.index(SECOND_NORM) != MLP_NORM.get(topology)
 
 
 def _attention(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]]:

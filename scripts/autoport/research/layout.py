@@ -37,6 +37,8 @@ PER_EXPERT = re.compile(r"experts\.(\d+)\.")
 STACKED = re.compile(
     r"experts(\.mlp)?\.(gate_up_proj|gate_proj|up_proj|down_proj|w1|v1|w2|fc1|fc2)(\.weight)?$"
 )
+DECODER_PART = re.compile(r"(^|\.)(language_model|text_model)\.")
+OTHER_TOWER = re.compile(r"(^|\.)(vision|visual|image|audio|multi_modal|mm_projector)")
 KNOWN_PREFIXES = (
     "model.language_model.", "language_model.model.", "language_model.", "model.decoder.", "transformer.",
     "gpt_neox.", "backbone.", "model.", "",
@@ -57,7 +59,7 @@ def describe_layout(checkpoint: Checkpoint, config: Mapping[str, Any] | None = N
     Args:
         config: The decoder's config, for orders that shapes do not tell.
     """
-    rows = fold_keys(checkpoint)
+    rows = _decoder_rows(fold_keys(checkpoint))
     config = config or {}
     verdicts = [
         *_prefix(rows),
@@ -70,6 +72,12 @@ def describe_layout(checkpoint: Checkpoint, config: Mapping[str, Any] | None = N
     for form, keys in evidence(checkpoint).items():
         verdicts.append(Verdict("quantisation", form.name, f"{len(keys)} keys such as {keys[0]}"))
     return verdicts
+
+
+def _decoder_rows(rows: list[KeyRow]) -> list[KeyRow]:
+    """The rows of the decoder: towers for images and sound are laid out in ways of their own."""
+    named = [row for row in rows if DECODER_PART.search(row.key) and not OTHER_TOWER.search(row.key)]
+    return named or [row for row in rows if not OTHER_TOWER.search(row.key)]
 
 
 def _shown(row: KeyRow) -> str:
