@@ -4,7 +4,7 @@ import pytest
 from autoport.cli import app
 from autoport.port import STEPS
 from autoport.units import size_text
-from autoport.workspace import STATE_FOLDER, Workspace
+from autoport.workspace import STATE_FOLDER, Port, Workspace
 from checkpoints import small_config, write_checkpoint
 from typer.testing import CliRunner
 
@@ -65,6 +65,12 @@ def test_a_refused_step_1_leaves_nothing(tmp_path, workspace):
     arguments = ["port", "tiny", str(tmp_path / "nowhere"), "--workspace", str(workspace.root), "--dry-run"]
     assert CliRunner().invoke(app, arguments).exit_code != 0
     assert not (workspace.root / STATE_FOLDER).exists()
+
+
+def test_the_status_of_a_port_that_was_only_reviewed_has_no_source(workspace):
+    Port(workspace, "nova").save()
+    output = CliRunner().invoke(app, ["status", "nova", "--workspace", str(workspace.root)]).output
+    assert "nova without a SOURCE, in " in output
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_the_report_says_what_ran(proven):
     assert collectives["prefill 64"]["reduce_scatter"] == 2 * layers + 1
     assert not any(proof.runs[0].collectives.values())
     assert "on the simulator at TP 1, 2" in step.summarise(proof)
+    assert "the same tokens in float32; bfloat16 R " in step.summarise(proof)
     assert "not certain" not in step.summarise(proof)
     near = msgspec.structs.replace(proof, r_ratio_limit=1.0)
     assert "not certain: the band reaches the limit 1.0" in step.summarise(near)
