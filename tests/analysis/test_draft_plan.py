@@ -108,6 +108,7 @@ def test_both_schemas_of_the_config(tmp_path):
         ({"parallel_drafting": True}, "parallel_drafting True"),
         ({"attention_bias": True}, "attention_bias True"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config {'quant_method': 'fp8'}"),
+        ({"eagle_config": "x"}, "eagle_config 'x'"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is off"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 5]}}, "hidden states of layers [1, 5]"),
         ({"model_type": "qwen3"}, "a decoder layer of model_type 'qwen3'"),
@@ -140,6 +141,11 @@ def test_keys_are_covered_both_ways(tmp_path):
     assert [rule for rule, _ in found] == ["MAP-MISSING", "MAP-UNEXPECTED"]
     assert "midlayer.hidden_norm.weight" in found[0][1]
     assert "fc.bias" in found[1][1]
+
+
+def test_a_checkpoint_without_the_layer(tmp_path):
+    keys = {key: value for key, value in draft_keys().items() if not key.startswith("midlayer.")}
+    assert [rule for rule, _ in refused(tmp_path, keys=keys)] == ["SCOPE-KEYS"]
 
 
 def test_an_fc_of_another_size(tmp_path):

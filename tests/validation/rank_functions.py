@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import torch
+from autoport.validation import scenario
 from autoport.validation.simulated import activate_port, load_port
 
 
@@ -160,3 +161,33 @@ def load_drafter(subject, checkpoint, dtype, num_target_layers, count, **options
         dtype=config.dtype,
         **options,
     )
+
+
+def speculated(rank, target, checkpoint, drafts, layers, prompts, new_tokens, count):
+    """Plain tokens, and those of a drafted run with the number of its verifying steps, by sampling and draft.
+
+    Args:
+        drafts: Port and checkpoint by name.
+    """
+    from vllm_neuron.simulator.drafter import generate
+
+    activate_port(rank, target)
+    found = {}
+    for sampling, options in (("CPU", {}), ("device", {"neuron_config": {}})):
+        plain = load_port(target, checkpoint, "float32", **options).generate(prompts, new_tokens)
+        harness = load_port(target, checkpoint, "float32", **options)
+        harness.set_aux_hidden_state_layers(layers)
+        for name, (draft, draft_checkpoint) in drafts.items():
+            drafter = load_drafter(
+                draft,
+                draft_checkpoint,
+                "float32",
+                len(harness.model.model.layers),
+                count,
+                embed_tokens=harness.model.model.embed_tokens,
+                block_size=harness.block_size,
+                max_model_len=harness.max_model_len,
+                num_blocks=scenario.NUM_BLOCKS,
+            )
+            found[sampling, name] = plain, *generate(harness, drafter, prompts, new_tokens)
+    return found

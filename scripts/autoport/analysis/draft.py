@@ -21,6 +21,7 @@ from autoport.schema import Architecture, Checkpoint, IgnoredKeys, WeightEntry, 
 
 HF_NAME = "Eagle3LlamaForCausalLM"
 LAYER = "model.layers.0."
+EMBEDDING = "model.embed_tokens.weight"
 STORED_LAYERS = ("midlayer.", "layers.0.")
 OWN = ("fc.", "d2t", "t2d", "mask_hidden", "input_norm.", "fc_norm.")  # what a Llama checkpoint has not
 
@@ -83,6 +84,10 @@ def plan_draft(source_name: str) -> DraftPlan:
     ]
     if problems:
         raise Refusal(*problems)
+    for name in (LAYER_CONFIG, "eagle_config"):
+        if not isinstance(config.get(name) or {}, Mapping):
+            step = "write it as an object, or leave it out"
+            raise Refusal(Problem("DRAFT-SCOPE", f"{name} {config[name]!r}", where, step))
     layer = {**config, **(config.get(LAYER_CONFIG) or {})}
     problems = [
         *scope_problems(config, layer, where),
@@ -100,29 +105,35 @@ def plan_draft(source_name: str) -> DraftPlan:
         checkpoint.bytes_read,
     )
     architecture = msgspec.structs.replace(describe_architecture(facts, view), hf_name=HF_NAME)
-    own_embedding = "model.embed_tokens.weight" in view.tensors
-    draft_vocab_size = config.get("draft_vocab_size") or layer["vocab_size"]
-    stored = next((name for name in STORED_LAYERS if any(name in key for key in checkpoint.tensors)), LAYER)
-    prefix = "model." if f"model.{stored}" in " ".join(checkpoint.tensors) else ""
-    weights = build_weight_map(architecture, CheckpointKeys(view.tensors))
+    draft_vocab_size = config.get("draft_vocab_size") or architecture.vocab_size
+    return DraftPlan(
+        source_name,
+        architecture,
+        draft_vocab_size,
+        bool(config.get("norm_before_residual")),
+        EMBEDDING in view.tensors,
+        _weight_map(architecture, view, checkpoint, draft_vocab_size),
+    )
+
+
+def _weight_map(
+    architecture: Architecture, view: Checkpoint, checkpoint: Checkpoint, draft_vocab_size: int
+) -> WeightMap:
+    """The Llama's weight map with the draft's keys, checked against the checkpoint both ways."""
+    names = list(checkpoint.tensors)
+    stored = next(name for name in STORED_LAYERS if any(name in key for key in names))
+    prefix = "model." if any(key.startswith(f"model.{stored}") for key in names) else ""
     entries = [
         _draft_entry(entry, prefix, stored, draft_vocab_size)
-        for entry in weights.entries
-        if own_embedding or entry.parameter != "model.embed_tokens.weight"
+        for entry in build_weight_map(architecture, CheckpointKeys(view.tensors)).entries
+        if entry.parameter != EMBEDDING or EMBEDDING in view.tensors
     ]
     entries += _own_entries(architecture, prefix, stored, draft_vocab_size)
     weights = WeightMap(entries, [IgnoredKeys("t2d", "which tokens of the target d2t names")])
     coverage = check_coverage(weights, 1, checkpoint)
     if not coverage.complete:
         raise Refusal(*coverage_problems(coverage, 1, checkpoint))
-    return DraftPlan(
-        source_name,
-        architecture,
-        draft_vocab_size,
-        bool(config.get("norm_before_residual")),
-        own_embedding,
-        weights,
-    )
+    return weights
 
 
 def scope_problems(config: Mapping[str, Any], layer: Mapping[str, Any], where: str) -> Iterator[Problem]:
