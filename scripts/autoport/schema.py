@@ -61,7 +61,7 @@ class Finding(msgspec.Struct, frozen=True):
             ``softcap``, ``sinks``, ``qk_norm`` or ``router``.
         subject: Class and attribute, or function, that it is about.
         where: File and line.
-        confirmed: Whether running the piece gave the same.
+        confirmed: Whether running the piece gave the same, in everything that is compared.
     """
 
     topic: str
@@ -129,7 +129,7 @@ class Norm(msgspec.Struct, frozen=True):
         weight: ``one_plus``: the checkpoint holds w, the norm multiplies by 1 + w. ``none``: no weight.
         bias: Whether there is an additive bias (``layer`` only).
         rounding: In low precision, where the normalised value is rounded: ``before_weight`` or
-            ``after_weight`` (``rms`` only; a LayerNorm rounds once, at the end).
+            ``after_weight``. A LayerNorm rounds once, at the end.
     """
 
     kind: Literal["rms", "layer"]

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from autoport.analysis.architecture import assemble
 from autoport.analysis.families import FAMILIES
+from autoport.analysis.families.family import QkNormStyle
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.source_check import names_read, source_problems, unconsumed_keys
 from autoport.analysis.step import make_plan
@@ -60,6 +61,12 @@ def test_every_declaration_agrees_with_its_class(tmp_path, name):
             "LlamaDecoderLayer is 'pre_norm', the plan has 'parallel'",
         ),
         ("LlamaForCausalLM", {"sinks": "True"}, "the plan has attention sinks"),
+        ("GemmaForCausalLM", {"norm_rounding": "before_weight"}, "has rounding 'after_weight'"),
+        (
+            "Gemma3ForCausalLM",
+            {"qk_norm": QkNormStyle(weight="one_plus")},
+            "Gemma3Attention.q_norm has rounding 'after_weight', the plan has 'before_weight'",
+        ),
         ("Gemma2ForCausalLM", {"norm_weight": "plain"}, "has weight 'one_plus', the plan has 'plain'"),
         ("GraniteForCausalLM", {"residual_scale": ""}, "multiplies by residual_multiplier 0.22"),
         ("GraniteForCausalLM", {"logit_scale": ""}, "divides by logits_scaling 16.0"),

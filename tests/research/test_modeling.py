@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 
 import pytest
 from autoport.research.modeling.blocks import block_findings
@@ -15,8 +16,8 @@ from checkpoints import llama_keys, small_config, write_checkpoint
 from published import PUBLISHED
 
 
-def decoder_of(text: str, entry: str = "Model") -> Decoder:
-    return Decoder(ModelingFile("modeling_x.py", ast.parse(text), (entry,), own=True))
+def decoder_of(text: str, entry: str = "Model", **values: object) -> Decoder:
+    return Decoder(ModelingFile("modeling_x.py", ast.parse(text), (entry,), own=True), values)
 
 
 def findings_of(tmp_path, name):
@@ -52,6 +53,16 @@ class FooNorm(nn.Module):
         (
             "x = x * torch.rsqrt(x.pow(2).mean(-1) + self.eps)\n        return (self.weight * x).to(dtype)",
             {"kind": "rms", "weight": "plain", "bias": False, "rounding": "after_weight"},
+        ),
+        (
+            "x = x * torch.rsqrt(x.pow(2).mean(-1) + self.eps)\n        x = self.weight.to(torch.float32) * x\n"
+            "        x = x.to(dtype)\n        return x",
+            {"kind": "rms", "weight": "plain", "rounding": "after_weight"},
+        ),
+        (
+            "x = x * torch.rsqrt(x.pow(2).mean(-1) + self.eps)\n        x = x.to(dtype)\n"
+            "        return self.weight * x",
+            {"kind": "rms", "weight": "plain", "rounding": "before_weight"},
         ),
         (
             "x = x / torch.sqrt((x ** 2).mean(-1) + self.eps)\n        return x * (1 + self.weight.float())",
@@ -240,15 +251,15 @@ PRE = "        r = h\n        h, _ = self.self_attn(self.input_norm(h), 1)\n    
     ],
 )  # fmt: skip
 def test_norm_placement_follows_the_data(body, topology, scale):
-    decoder = decoder_of(LAYER.format(body=body), "MyDecoderLayer")
-    (finding,) = block_findings(decoder, {"use_parallel_residual": True})
+    decoder = decoder_of(LAYER.format(body=body), "MyDecoderLayer", use_parallel_residual=True)
+    (finding,) = block_findings(decoder)
     assert (finding.value["topology"], finding.value["residual_scale"]) == (topology, scale)
 
 
 def test_a_condition_that_nobody_knows_gives_no_verdict():
     body = "        x = self.input_norm(h)\n        if self.other:\n            x = h\n"
     body += "        return h + self.self_attn(x) + self.mlp(x)"
-    assert not list(block_findings(decoder_of(LAYER.format(body=body), "MyDecoderLayer"), {}))
+    assert not list(block_findings(decoder_of(LAYER.format(body=body), "MyDecoderLayer")))
 
 
 # --- Routers ---
@@ -362,6 +373,63 @@ class Model(nn.Module):
     found = {finding.subject: finding.value for finding in norm_findings(decoder_of(text))}
     assert found["Model.a"]["kind"] == "rms"
     assert (found["Model.b"]["kind"], found["Model.b"]["bias"]) == ("layer", False)
+
+
+BRANCHES = """
+class N(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1) + self.eps)
+class Model(nn.Module):
+    def __init__(self, config):
+        self.use_norm = config.use_qk_norm
+        if config.count is None and config.new:
+            config.count = 2
+        if self.use_norm:
+            self.q_norm = N(1)
+        if config.count == 2:
+            self.first = N(1)
+        elif config.nobody_knows:
+            self.second = N(1)
+        else:
+            self.third = N(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "made"),
+    [
+        ({"use_qk_norm": True, "count": None, "new": True}, ["q_norm", "first"]),
+        ({"use_qk_norm": False, "count": None, "new": False}, ["second", "third"]),
+        ({"use_qk_norm": False, "count": 1, "new": True}, ["second", "third"]),
+        ({}, ["q_norm", "first", "second", "third"]),
+    ],
+)
+def test_modules_of_a_branch_that_is_not_taken_are_not_found(values, made):
+    found = norm_findings(decoder_of(BRANCHES, **values))
+    assert [finding.subject.removeprefix("Model.") for finding in found] == made
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "norms"),
+    [
+        ("falcon-7b", {}, ["input_layernorm"]),
+        ("falcon-40b", {}, ["ln_attn", "ln_mlp"]),
+        ("command-r", {"use_qk_norm": False}, ["input_layernorm"]),
+        ("command-r", {"use_qk_norm": True}, ["input_layernorm", "k_norm", "q_norm"]),
+        ("stablelm-2-1.6b", {}, ["input_layernorm", "post_attention_layernorm"]),
+    ],
+)
+def test_the_norms_of_a_published_layer(tmp_path, name, changes, norms):
+    config = PUBLISHED[name] | changes
+    folder = write_checkpoint(tmp_path, config, {"model.layers.0.x.weight": ("BF16", (1,))})
+    findings = [item for item in research(str(folder))[0].modeling.findings if item.topic == "norm"]
+    within = [item.subject for item in findings if re.search(r"(Layer|Attention)\.", item.subject)]
+    assert sorted(subject.rpartition(".")[2] for subject in within) == norms
+    assert len({item.where for item in findings}) == len(findings) or not name.startswith("falcon")
+
+
+def test_a_layer_norm_that_is_cast_at_the_end_rounds_after_the_weight(tmp_path):
+    assert one(findings_of(tmp_path, "command-r7b").findings, "norm")["rounding"] == "after_weight"
 
 
 def test_findings_are_json(tmp_path):

@@ -55,6 +55,18 @@ def test_what_is_not_measured_is_said(tmp_path, monkeypatch):
     assert any("rope rotate_half was not measured" in text for text in probe(facts))
 
 
+@pytest.mark.parametrize(("rounding", "confirmed"), [("before_weight", True), (None, False)])
+def test_only_what_was_measured_is_confirmed(tmp_path, monkeypatch, rounding, confirmed):
+    facts = facts_of(tmp_path, "llama-3.1-8b")
+    index = next(i for i, finding in enumerate(facts.modeling.findings) if finding.topic == "norm")
+    measured = {"kind": "rms", "weight": "plain", "bias": False, "rounding": rounding}
+    monkeypatch.setattr(probe_module, "_run", lambda _: {str(index): measured})
+    notes = probe(facts)
+    assert facts.modeling.findings[index].confirmed == confirmed
+    said = f"norm {facts.modeling.findings[index].subject}: rounding was not measured"
+    assert (said in notes) == (not confirmed)
+
+
 def test_remote_code_is_never_run(tmp_path, monkeypatch):
     facts = facts_of(tmp_path, "llama-3.1-8b")
     facts.modeling = msgspec.structs.replace(facts.modeling, note="remote code, read as text and not run")
@@ -83,8 +95,15 @@ class Rms(torch.nn.Module):
         (Rms(), {"kind": "rms", "weight": "plain", "bias": False, "rounding": "after_weight"}),
         (Rms(late=False), {"kind": "rms", "weight": "plain", "bias": False, "rounding": "before_weight"}),
         (Rms(gain=1.0), {"kind": "rms", "weight": "one_plus", "bias": False, "rounding": "after_weight"}),
-        (Rms(centred=True), {"kind": "layer", "weight": "plain", "bias": False}),
-        (torch.nn.LayerNorm(256), {"kind": "layer", "weight": "plain", "bias": True}),
+        (Rms(centred=True), {"kind": "layer", "weight": "plain", "bias": False, "rounding": "after_weight"}),
+        (
+            Rms(centred=True, late=False),
+            {"kind": "layer", "weight": "plain", "bias": False, "rounding": "before_weight"},
+        ),
+        (
+            torch.nn.LayerNorm(256),
+            {"kind": "layer", "weight": "plain", "bias": True, "rounding": "after_weight"},
+        ),
         (
             torch.nn.LayerNorm(256, elementwise_affine=False),
             {"kind": "layer", "weight": "none", "bias": False},

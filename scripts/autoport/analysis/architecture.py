@@ -162,7 +162,7 @@ def layer_norm_of(family: Family, keys: CheckpointKeys, topology: str, eps: Any)
         eps=float(eps),
         weight=family.norm_weight,
         bias=any(keys.in_layers(name, "bias") for name in names),
-        rounding=family.norm_rounding,
+        rounding="after_weight" if family.norm == "layer" else family.norm_rounding,
     )
 
 

@@ -61,12 +61,13 @@ def _qk_norm(traits: Traits, keys: CheckpointKeys, norm: Norm) -> QkNorm | None:
     if style is None or not traits.value(style.when):
         return None
     eps = traits.number(style.eps) if style.eps else norm.eps
+    kind = style.kind or norm.kind
     described = Norm(
-        kind=style.kind or norm.kind,
+        kind=kind,
         eps=norm.eps if eps is None else eps,
         weight=style.weight,
         bias=keys.in_layers(keys.names.q_norm.replace("{h}", "0"), "bias"),
-        rounding=style.rounding,
+        rounding="after_weight" if kind == "layer" else style.rounding,
     )
     return QkNorm(described, style.width, style.place)
 

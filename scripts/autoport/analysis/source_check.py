@@ -8,6 +8,7 @@ import msgspec
 from autoport import expressions
 from autoport.analysis.families.family import Family
 from autoport.errors import Problem
+from autoport.research.modeling.traits import QK_NORMS
 from autoport.schema import Architecture, Facts, Finding, Norm
 
 NEXT_STEP = "read the place; the declaration of this class or the reading of its file has to be corrected"
@@ -38,16 +39,17 @@ def _of(facts: Facts, topic: str) -> list[Finding]:
 
 
 def _norm_conflicts(facts: Facts, architecture: Architecture) -> Iterator[Conflict]:
-    """The norms of the decoder layer that the forward was seen to use."""
+    """The norms of the decoder layer that the forward was seen to use, and those of queries and keys."""
     used = {
         f"{block.subject}.{name}" for block in _of(facts, "block") for name in block.value.get("norms", [])
     }
     by_subject: dict[str, list[Conflict]] = {}
     for finding in _of(facts, "norm"):
-        if finding.subject in used:
-            by_subject.setdefault(finding.subject, []).append(
-                (finding, _norm_conflict(finding, architecture.norm))
-            )
+        attribute = finding.subject.rpartition(".")[2]
+        qk_norm = architecture.attention.qk_norm if attribute in QK_NORMS else None
+        norm = qk_norm.norm if qk_norm else architecture.norm if finding.subject in used else None
+        if norm is not None:
+            by_subject.setdefault(finding.subject, []).append((finding, _norm_conflict(finding, norm)))
     for conflicts in by_subject.values():
         if all(text for _, text in conflicts):  # the class may choose between several
             yield conflicts[0]
@@ -56,7 +58,7 @@ def _norm_conflicts(facts: Facts, architecture: Architecture) -> Iterator[Confli
 def _norm_conflict(finding: Finding, norm: Norm) -> str:
     read = finding.value
     planned: dict[str, Any] = {"kind": norm.kind, "weight": norm.weight}
-    if read["kind"] == norm.kind == "rms" and norm.weight == "plain" and read["rounding"] != "once":
+    if norm.weight != "none" and read["rounding"] != "once":
         planned["rounding"] = norm.rounding
     differing = [name for name, value in planned.items() if read[name] != value]
     differing = [name for name in differing if not str(read[name]).startswith("plain if")]

@@ -1,10 +1,12 @@
 """How norms, attention and MLP are joined in a decoder layer, by following its forward symbolically."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from autoport.research.modeling.classes import Decoder, config_attribute
+from autoport.research.modeling.attributes import config_attribute
+from autoport.research.modeling.branches import Unknown, condition
+from autoport.research.modeling.classes import Decoder
 from autoport.schema import Finding
 
 LAYERS = ("DecoderLayer", "Block", "Layer", "DecoderBlock")
@@ -27,16 +29,8 @@ class Term(NamedTuple):
 HIDDEN = Term("hidden")
 
 
-class Unknown(Exception):
-    """The forward cannot be followed."""
-
-
-def block_findings(decoder: Decoder, values: Mapping[str, Any]) -> Iterator[Finding]:
-    """The topology of each kind of decoder layer.
-
-    Args:
-        values: Config attributes, for the conditions of the forward.
-    """
+def block_findings(decoder: Decoder) -> Iterator[Finding]:
+    """The topology of each kind of decoder layer."""
     for node in decoder.classes.values():
         forward = decoder.method(node, "forward")
         if not node.name.endswith(LAYERS) or forward is None:
@@ -45,7 +39,7 @@ def block_findings(decoder: Decoder, values: Mapping[str, Any]) -> Iterator[Find
         if not {"attention", "mlp"} <= kinds and not {"attention", "norm"} <= kinds:
             continue
         try:
-            output = Follower(decoder, node, values).run(forward)
+            output = Follower(decoder, node).run(forward)
         except (Unknown, RecursionError):
             continue
         topology, order, scale = classify(output)
@@ -68,9 +62,9 @@ def _part_kind(name: str) -> str:
 class Follower:
     """Runs a layer's forward on terms instead of tensors."""
 
-    def __init__(self, decoder: Decoder, owner: ast.ClassDef, values: Mapping[str, Any]):
-        self.values = values
-        self.config_names = decoder.config_names(owner)
+    def __init__(self, decoder: Decoder, owner: ast.ClassDef):
+        branches = decoder.follow(owner)[1]
+        self.values, self.config_names = branches.values, branches.names
         self.variables: dict[str, Term | None] = {}
 
     def run(self, forward: ast.FunctionDef) -> Term:
@@ -106,7 +100,7 @@ class Follower:
     def branch(self, node: ast.If) -> Term | None:
         """Take the branch that the condition chooses; when it is not known, both must come to the same."""
         try:
-            return self.block(node.body if self.condition(node.test) else node.orelse)
+            return self.block(node.body if condition(node.test, self.scalar) else node.orelse)
         except Unknown:
             before = dict(self.variables)
             result = self.block(node.body)
@@ -121,24 +115,8 @@ class Follower:
         elif isinstance(target, ast.Tuple) and target.elts:
             self.assign(target.elts[0], value)
 
-    def condition(self, test: ast.expr) -> bool:
-        """Value of a condition over config attributes; an argument that is left out is None."""
-        if isinstance(test, ast.BoolOp):
-            results = [self.condition(part) for part in test.values]
-            return all(results) if isinstance(test.op, ast.And) else any(results)
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return not self.condition(test.operand)
-        if isinstance(test, ast.Compare) and len(test.ops) == 1:
-            left, right = self.scalar(test.left), self.scalar(test.comparators[0])
-            operator = test.ops[0]
-            if isinstance(operator, (ast.Is, ast.Eq)):
-                return bool(left == right)
-            if isinstance(operator, (ast.IsNot, ast.NotEq)):
-                return bool(left != right)
-            raise Unknown(ast.unparse(test))
-        return bool(self.scalar(test))
-
     def scalar(self, node: ast.expr) -> Any:
+        """A config attribute, or an argument: one that is left out is None."""
         if isinstance(node, ast.Constant):
             return node.value
         name = config_attribute(node)

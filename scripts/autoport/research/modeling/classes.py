@@ -1,8 +1,11 @@
 """The classes of a modeling file that make up the decoder, and what they read from the config."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from autoport.research.modeling.attributes import config_attribute
+from autoport.research.modeling.branches import Branches
 from autoport.research.modeling.locate import ModelingFile
 
 OTHER_TOWERS = ("Vision", "Audio", "Image", "Video", "Speech")
@@ -14,9 +17,11 @@ class Decoder:
     Attributes:
         file: Name of the modeling file.
         classes, functions: Definitions by name.
+        values: Config attributes, which choose the branches of `__init__`.
     """
 
-    def __init__(self, file: ModelingFile):
+    def __init__(self, file: ModelingFile, values: Mapping[str, Any] | None = None):
+        self.values = values or {}
         self.file = file.name
         self.own = file.own
         self._classes = {node.name: node for node in file.tree.body if isinstance(node, ast.ClassDef)}
@@ -76,23 +81,27 @@ class Decoder:
         return found
 
     def made(self, owner: ast.ClassDef) -> Iterator[tuple[str, ast.Call]]:
-        """Every module that `__init__` may make for an attribute: one for each branch that chooses."""
+        """Every module that `__init__` may make for an attribute: one for each branch that the config leaves."""
         for target, value in self.assignments(owner):
             for call in _calls(value):
                 if _class_name(call)[:1].isupper():
                     yield target, call
 
     def assignments(self, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-        """``self.<name> = value`` of `__init__`, bases first."""
+        """``self.<name> = value`` of `__init__` in branches that may be taken, bases first."""
+        return iter(self.follow(owner)[0])
+
+    def follow(self, owner: ast.ClassDef) -> tuple[list[tuple[str, ast.expr]], Branches]:
+        """The assignments of `__init__`, bases first, and what is known of the config after them."""
+        branches = Branches(self.values)
+        return list(self._assignments(owner, branches)), branches
+
+    def _assignments(self, owner: ast.ClassDef, branches: Branches) -> Iterator[tuple[str, ast.expr]]:
         for base in owner.bases:
             if isinstance(base, ast.Name) and base.id in self._classes:
-                yield from self.assignments(self._classes[base.id])
+                yield from self._assignments(self._classes[base.id], branches)
         init = next((n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-        for node in ast.walk(init) if init else ():
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
-                        yield target.attr, node.value
+        yield from branches.assignments(init.body if init else [])
 
     def config_reads(self) -> dict[str, str]:
         """Config attributes that the decoder reads: name -> the first place."""
@@ -106,22 +115,7 @@ class Decoder:
 
     def config_names(self, owner: ast.ClassDef) -> dict[str, str]:
         """Attributes of the class that hold a config attribute as it is: own name -> config's name."""
-        return {name: read for name, value in self.assignments(owner) if (read := config_attribute(value))}
-
-
-def config_attribute(node: ast.AST) -> str:
-    """Name of the config attribute that a node reads (``config.x``, ``getattr(config, "x", ...)``), or nothing."""
-    if isinstance(node, ast.Attribute) and _is_config(node.value):
-        return node.attr
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) >= 2:
-        owner, name = node.args[0], node.args[1]
-        if _is_config(owner) and isinstance(name, ast.Constant) and isinstance(name.value, str):
-            return name.value
-    return ""
-
-
-def _is_config(node: ast.expr) -> bool:
-    return ast.unparse(node) in ("config", "self.config", "text_config", "config.text_config")
+        return self.follow(owner)[1].names
 
 
 def _calls(node: ast.expr) -> Iterator[ast.Call]:

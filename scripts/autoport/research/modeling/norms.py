@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator
 from typing import Literal
 
-from autoport.research.modeling.classes import Decoder, class_of, config_attribute, keyword
+from autoport.research.modeling.attributes import config_attribute
+from autoport.research.modeling.classes import Decoder, class_of, keyword
 from autoport.schema import Finding
 
 Weight = Literal["plain", "one_plus", "none"]
@@ -79,7 +80,7 @@ def read_norm(decoder: Decoder, node: ast.ClassDef) -> dict[str, object] | None:
         "weight": weight,
         "bias": any(_adds_bias(item) for item in nodes),
         "float32": "float32" in text or ".float()" in text,
-        "rounding": _rounding(nodes) if weight != "none" else "once",
+        "rounding": _rounding(methods) if weight != "none" else "once",
     }
 
 
@@ -192,19 +193,33 @@ def _adds_bias(node: ast.AST) -> bool:
     )
 
 
-def _rounding(nodes: list[ast.AST]) -> str:
-    """Where the normalised value goes back to the input's dtype: before or after the weight."""
-    held = {
-        node.targets[0].id: ast.unparse(node.value)
-        for node in nodes
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    for node in nodes:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            for gain, other in ((node.left, node.right), (node.right, node.left)):
-                if _is_gain(gain):
-                    text = ast.unparse(other)
-                    text = held.get(text, text) if isinstance(other, ast.Name) else text
-                    cast = any(item in text for item in CASTS) and not text.endswith("float32)")
-                    return "before_weight" if cast else "after_weight"
+def _rounding(methods: list[ast.FunctionDef]) -> str:
+    """Where the normalised value goes back to the input's dtype: before or after the weight.
+
+    A name stands for what was assigned to it last before the weight is applied.
+    """
+    for method in methods:
+        nodes = list(ast.walk(method))
+        for node in nodes:
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+                for gain, other in ((node.left, node.right), (node.right, node.left)):
+                    if _is_gain(gain):
+                        text = _assigned_before(node, other.id, nodes) if isinstance(other, ast.Name) else ""
+                        text = text or ast.unparse(other)
+                        cast = any(item in text for item in CASTS) and not text.endswith("float32)")
+                        return "before_weight" if cast else "after_weight"
     return "after_weight"
+
+
+def _assigned_before(place: ast.expr, name: str, nodes: list[ast.AST]) -> str:
+    """What a name was given last before a place; empty when nothing was."""
+    given = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == name
+        and (node.end_lineno or node.lineno) < place.lineno
+    ]
+    last = max(given, key=lambda node: node.lineno, default=None)
+    return ast.unparse(last.value) if last else ""

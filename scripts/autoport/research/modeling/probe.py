@@ -45,11 +45,14 @@ def probe(facts: Facts) -> list[str]:
         )
     measured = _run(facts)
     problems: list[Problem] = []
+    notes: list[str] = []
     findings = []
     for index, finding in enumerate(facts.modeling.findings):
         result = measured.get(str(index))
         if result is None:
             findings.append(finding)
+            if finding.topic in COMPARED:
+                notes.append(f"{finding.topic} {finding.subject} was not measured")
             continue
         differing = _differences(finding, result)
         problems += [
@@ -61,20 +64,27 @@ def probe(facts: Facts) -> list[str]:
             )
             for name in differing
         ]
+        unmeasured = _unmeasured(finding, result)
+        notes += [f"{finding.topic} {finding.subject}: {name} was not measured" for name in unmeasured]
         value = finding.value | {"function": result["function"]} if "function" in result else finding.value
-        findings.append(msgspec.structs.replace(finding, value=value, confirmed=not differing))
+        findings.append(msgspec.structs.replace(finding, value=value, confirmed=not unmeasured))
     if problems:
         raise Refusal(*problems)
     facts.modeling = msgspec.structs.replace(facts.modeling, findings=findings)
-    wanted = [finding for finding in findings if finding.topic in COMPARED]
-    return [f"{item.topic} {item.subject} was not measured" for item in wanted if not item.confirmed]
+    return notes
+
+
+def _unmeasured(finding: Finding, measured: dict[str, Any]) -> list[str]:
+    """What the finding says and the measurement does not; a norm that rounds once has no order to measure."""
+    said = [name for name in COMPARED.get(finding.topic, ()) if finding.value.get(name) != "once"]
+    return [name for name in said if measured.get(name) is None]
 
 
 def _differences(finding: Finding, measured: dict[str, Any]) -> list[str]:
     return [
         name
         for name in COMPARED.get(finding.topic, ())
-        if name in measured and measured[name] is not None and finding.value.get(name) != measured[name]
+        if measured.get(name) is not None and finding.value.get(name) not in (measured[name], "once")
     ]
 
 

@@ -106,8 +106,8 @@ def measure_norm(module: nn.Module | None) -> dict[str, Any] | None:
                 error = float((y - expected).detach().abs().max())
                 if error < best:
                     best, chosen = error, {"kind": kind, "weight": form, "bias": shift}
-    if chosen and chosen["kind"] == "rms" and chosen["weight"] != "none":
-        chosen["rounding"] = measure_rounding(module, x, eps, str(chosen["weight"]))
+    if chosen and chosen["weight"] != "none":
+        chosen["rounding"] = measure_rounding(module, x, eps, chosen)
     return chosen
 
 
@@ -120,14 +120,22 @@ def gain(weight: torch.Tensor | None, form: str) -> Any:
     return 1.0 if weight is None or form == "none" else weight.float() + (1 if form == "one_plus" else 0)
 
 
-def measure_rounding(module: nn.Module, x: torch.Tensor, eps: float, form: str) -> str | None:
-    """In bfloat16: whether the value is rounded before or after the weight; None when both give the same bits."""
+def measure_rounding(module: nn.Module, x: torch.Tensor, eps: float, measured: dict[str, Any]) -> str | None:
+    """In bfloat16: whether the value is rounded before or after the weight; None when the bits do not tell.
+
+    Args:
+        measured: Kind, weight and bias of the norm.
+    """
     module = module.to(torch.bfloat16)
     x = x.to(torch.bfloat16)
-    weight = dict(module.named_parameters())["weight"]
-    normed = norm(x.float(), "rms", eps)
-    after = (normed * gain(weight, form)).to(torch.bfloat16)
-    before = normed.to(torch.bfloat16) * (weight if form == "plain" else (1 + weight))
+    parameters = dict(module.named_parameters())
+    weight, bias = parameters["weight"], parameters["bias"] if measured["bias"] else torch.zeros(())
+    form = measured["weight"]
+    normed = norm(x.float(), measured["kind"], eps)
+    after = (normed * gain(weight, form) + bias.float()).to(torch.bfloat16)
+    before = normed.to(torch.bfloat16) * (weight if form == "plain" else (1 + weight)) + bias.to(
+        torch.bfloat16
+    )
     y = module(x)
     same = [
         name for name, value in (("before_weight", before), ("after_weight", after)) if torch.equal(y, value)

@@ -23,11 +23,11 @@ def read_modeling(source: Source, facts: Facts, values: Mapping[str, Any]) -> Mo
     file, reason = find_modeling_file(source, facts.config, facts.architecture.value, facts.model_type.value)
     if file is None:
         return ModelingReading(note=reason)
-    decoder = Decoder(file)
+    decoder = Decoder(file, values)
     findings = [
         *norm_findings(decoder),
         *rotary_findings(decoder),
-        *block_findings(decoder, values),
+        *block_findings(decoder),
         *trait_findings(decoder),
         *router_findings(decoder),
     ]

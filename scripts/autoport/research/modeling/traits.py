@@ -3,7 +3,8 @@
 import ast
 from collections.abc import Iterator
 
-from autoport.research.modeling.classes import Decoder, config_attribute
+from autoport.research.modeling.attributes import config_attribute
+from autoport.research.modeling.classes import Decoder
 from autoport.schema import Finding
 
 ROTATES = ("apply_rotary", "rotary_emb(", "rotate_half", "apply_rotary_emb")
