@@ -51,6 +51,8 @@ def test_slow_paths_are_named_and_do_not_exclude():
     named = {item.rule: item.text for item in slow_paths(dimensions(hidden_size=4096, num_kv_heads=8), 2)}
     assert "4 KV heads per rank" in named["PERF-KV-HEADS"]
     assert "TP 8 has one" in named["PERF-KV-HEADS"]
+    odd = [item.text for item in slow_paths(dimensions(hidden_size=3584, num_heads=28, num_kv_heads=4), 2)]
+    assert not any("has one" in text for text in odd)  # TP 4 breaks R2
     assert "PERF-HIDDEN" not in named
     assert "PERF-HIDDEN" in {item.rule for item in slow_paths(dimensions(hidden_size=2880), 2)}
 

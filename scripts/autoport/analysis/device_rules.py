@@ -36,7 +36,8 @@ def slow_paths(size: Dimensions, tp: int) -> Iterator[Violation]:
         )
         yield Violation("PERF-HIDDEN", text)
     if size.fused and kv_heads > 1:
-        better = f"; TP {size.num_kv_heads} has one" if size.num_heads % size.num_kv_heads == 0 else ""
+        even = size.num_heads % (2 * size.num_kv_heads) == 0  # otherwise R2 forbids that size
+        better = f"; TP {size.num_kv_heads} has one" if even else ""
         text = f"{kv_heads} KV heads per rank: decode attention takes a slow path{better}"
         yield Violation("PERF-KV-HEADS", text)
     columns = qkv_columns(size, tp)

@@ -17,11 +17,10 @@ def command(
     """Port a tiny Yi-shaped checkpoint into a workspace made from the simulator, and prove the port."""
     import tempfile
 
-    from autoport.analysis.tensor_parallel import recommendation
     from autoport.cli import port
     from autoport.cli.output import note, working
     from autoport.resources import references_dir
-    from autoport.schema import Plan, Proof
+    from autoport.schema import Proof
     from autoport.validation.ranks import check_installed
     from autoport.validation.step import summarise
     from autoport.validation.twin import build_from
@@ -39,9 +38,6 @@ def command(
         port.command(NAME, str(checkpoint), workspace=made.root, dry_run=True)
     finally:
         state = Port(made, NAME)
-        if state.has_state("plan.json"):
-            plan = state.read_state("plan.json", Plan, "analyze")
-            print(f"Recommended: {recommendation(plan.tp)}")
         if state.has_state("proof.json"):
             proof = state.read_state("proof.json", Proof, "prove")
             print(f"Proof: {'green' if proof.passed else 'RED'}: {summarise(proof)}")
