@@ -3,9 +3,11 @@
 import pytest
 from autoport.analysis.architecture import describe_architecture
 from autoport.analysis.families import FAMILIES, find_family
+from autoport.analysis.incomplete import describe_with_gaps
 from autoport.errors import Refusal
 from autoport.research.step import research
 from checkpoints import llama_keys, real_config, small_config, write_checkpoint
+from published import PUBLISHED
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -224,6 +226,38 @@ def test_an_architecture_out_of_scope_is_the_only_problem(tmp_path):
     (problem,) = refused(tmp_path, config, {"backbone.layers.0.mixer.A_log": ("F32", (128, 16))})
     assert problem.rule == "SCOPE-ARCH"
     assert "references/coverage.md" in problem.next_step
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("deepseek-v3", "deepseek_v32"), ("gemma-3-4b", "qwen3_vl"), ("llama4-text", "gpt_oss")],
+)
+def test_a_class_that_is_no_llama_with_other_parts_is_written_by_hand_as_a_whole(tmp_path, name, nearest):
+    config = PUBLISHED.get(name) or small_config(
+        architectures=["Llama4ForCausalLM"], model_type="llama4_text", num_local_experts=4
+    )
+    found = research(str(write_checkpoint(tmp_path, config, llama_keys(small_config()))))
+    for describe_class in (describe_architecture, describe_with_gaps):
+        with pytest.raises(Refusal) as error:
+            describe_class(*found)
+        (problem,) = error.value.problems
+        assert problem.rule == "SCOPE-ARCH"
+        assert f"reference model {nearest}/" in problem.next_step
+        assert "--incomplete" not in problem.next_step
+
+
+def test_a_class_whose_keys_are_not_llamas_is_one_problem_with_incomplete(tmp_path):
+    config = small_config(architectures=["DiffLlamaForCausalLM"], model_type="diffllama")
+    keys = llama_keys(small_config())
+    keys = {key: value for key, value in keys.items() if "self_attn" not in key} | {
+        f"model.layers.{i}.self_attn.qkv_proj.weight": ("BF16", (128, 64)) for i in (0, 1)
+    }
+    with pytest.raises(Refusal) as error:
+        describe_with_gaps(*research(str(write_checkpoint(tmp_path, config, keys))))
+    (problem,) = error.value.problems
+    assert problem.rule == "SCOPE-ARCH"
+    assert "cannot be planned as Llama with other parts: MAP-" in problem.found
+    assert "by hand as a whole" in problem.next_step
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ checkpoint and in its modeling file. The proof decides whether the rest of it is
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -17,11 +17,11 @@ from autoport.analysis.crosscheck import head_problems, projection_problems
 from autoport.analysis.families import find_family
 from autoport.analysis.families.family import Family
 from autoport.analysis.keys import CheckpointKeys
-from autoport.analysis.scope import facts_problems
+from autoport.analysis.scope import WHOLE_BY_HAND, facts_problems, not_llama_like
 from autoport.analysis.source_check import source_conflicts
 from autoport.analysis.traits import Traits
 from autoport.analysis.weight_map import LAYER, build_weight_map
-from autoport.errors import Problem, Refusal
+from autoport.errors import Problem, Refusal, refuse
 from autoport.research.modeling.classes import Decoder
 from autoport.research.modeling.locate import transformers_file
 from autoport.schema import (
@@ -73,11 +73,34 @@ def describe_with_gaps(facts: Facts, checkpoint: Checkpoint) -> Described:
     """Describe what is covered, and name the sections that are not.
 
     Raises:
-        Refusal: what is wrong with the model itself, and what is in no section that can be left out.
+        Refusal: what is wrong with the model itself, and what is in no section that can be left out; for a class
+            without a declaration one SCOPE-ARCH, as Llama is what does not fit then, not the model.
     """
-    name = facts.architecture.value
-    model_type = facts.model_type.value
-    family = find_family(name, model_type) or Family(model_type=model_type, hf_name=name)
+    name, model_type = facts.architecture.value, facts.model_type.value
+    family = find_family(name, model_type)
+    if family is not None:
+        return _describe(facts, checkpoint, family)
+    if not_llama_like(facts)[1]:
+        raise Refusal(*facts_problems(facts))
+    try:
+        return _describe(facts, checkpoint, Family(model_type=model_type, hf_name=name))
+    except Refusal as refusal:
+        raise _not_llama(facts, refusal.problems) from refusal
+
+
+def _not_llama(facts: Facts, problems: Sequence[Problem]) -> Refusal:
+    first = problems[0]
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return refuse(
+        "SCOPE-ARCH",
+        f"architecture {facts.architecture.value!r} cannot be planned as Llama with other parts: "
+        f"{first.rule}: {first.found}{more}",
+        first.where,
+        WHOLE_BY_HAND.format(nearest=not_llama_like(facts)[0]),
+    )
+
+
+def _describe(facts: Facts, checkpoint: Checkpoint, family: Family) -> Described:
     found: dict[GapSection, list[str]] = {}
     fatal: list[Problem] = []
     for problem in facts_problems(facts, family):

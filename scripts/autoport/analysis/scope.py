@@ -19,9 +19,15 @@ from autoport.research.rope import supported_types
 from autoport.schema import Fact, Facts
 
 INCOMPLETE = "'autoport port NAME SOURCE --incomplete' writes all the rest"
-NEXT_STEP = (
+BY_HAND = (
     "port it without this part if config.json is wrong, or write this part by hand in Step 4 of SKILL.md, "
-    f"from the nearest reference model; {INCOMPLETE}"
+    "from the nearest reference model"
+)
+NEXT_STEP = f"{BY_HAND}; {INCOMPLETE}"
+WHOLE_BY_HAND = (
+    "references/coverage.md lists the classes that can be ported; this one is written by hand as a whole, from "
+    "Step 4 of SKILL.md on: start from the reference model {nearest}/, and 'autoport search-ops' finds the "
+    "operators; 'autoport compute-tp' shows its parallel sizes"
 )
 Finding = tuple[str, str, str]
 """Rule, what was found, next step."""
@@ -78,17 +84,11 @@ def _class_findings(facts: Facts) -> Iterator[Finding]:
     name, model_type = facts.architecture.value, facts.model_type.value
     family = find_family(name, model_type)
     if family is None:
-        reasons = [REFUSED[name]] if name in REFUSED else []
-        nearest = "gpt_oss" if "num_experts" in facts.fields else "llama3"
-        if "vision" in facts.fields:
-            reasons.append(f"a vision tower ({facts.fields['vision'].source})")
-            nearest = "qwen3_vl"
-        if "kv_lora_rank" in facts.fields:
-            reasons.append(f"multi-head latent attention ({facts.fields['kv_lora_rank'].source})")
-            nearest = "deepseek_v32"
+        nearest, foreign = not_llama_like(facts)
+        reasons = [*([REFUSED[name]] if name in REFUSED else []), *foreign]
         found = f"architecture {name!r} is not supported{': ' if reasons else ''}{'; '.join(reasons)}"
-        step = f"{NOT_PORTED}, here {nearest}/; {INCOMPLETE}; 'autoport compute-tp' shows its parallel sizes"
-        yield "SCOPE-ARCH", found, step
+        step = f"{NOT_PORTED}, here llama3/; {INCOMPLETE}; 'autoport compute-tp' shows its parallel sizes"
+        yield "SCOPE-ARCH", found, WHOLE_BY_HAND.format(nearest=nearest) if foreign else step
     elif family.model_type != model_type:
         found = (
             f"model_type {model_type!r} with architecture {name!r}, which belongs to {family.model_type!r}"
@@ -96,12 +96,33 @@ def _class_findings(facts: Facts) -> Iterator[Finding]:
         yield "SCOPE-ARCH", found, "correct one of the two in config.json"
 
 
+def not_llama_like(facts: Facts) -> tuple[str, list[str]]:
+    """The nearest reference model, and what keeps a class without a declaration from a plan with gaps.
+
+    Such a plan takes the class for Llama with other parts (see `incomplete`); these are no parts of a Llama layer
+    but change its weights, its cache or the whole model.
+    """
+    nearest, reasons = "llama3", []
+    if "num_experts" in facts.fields:
+        nearest = "gpt_oss"
+        reasons.append(f"a mixture of experts ({facts.fields['num_experts'].source})")
+    if "vision" in facts.fields:
+        nearest = "qwen3_vl"
+        reasons.append(f"a vision tower ({facts.fields['vision'].source})")
+    elif facts.text_path:
+        reasons.append(f"a decoder inside a larger model (config.json: {facts.text_path.rstrip('.')})")
+    if "kv_lora_rank" in facts.fields:
+        nearest = "deepseek_v32"
+        reasons.append(f"multi-head latent attention ({facts.fields['kv_lora_rank'].source})")
+    return nearest, reasons
+
+
 def _feature_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Finding]:
     activation, head_dim = fields["activation"], fields["head_dim"]
     if activation.value not in ACTIVATIONS:
         yield "SCOPE-ACTIVATION", f"activation {activation.value!r} ({activation.source})", NEXT_STEP
     if head_dim.value % 2:
-        yield "SCOPE-HEAD-DIM", f"head_dim {head_dim.value} is odd ({head_dim.source})", NEXT_STEP
+        yield "SCOPE-HEAD-DIM", f"head_dim {head_dim.value} is odd ({head_dim.source})", BY_HAND
     topology = traits.fact(traits.family.topology)
     if topology.value not in NORM_NAMES:
         yield "SCOPE-BLOCK", f"the norms of a layer: {topology.value} ({topology.source})", NEXT_STEP
@@ -128,17 +149,17 @@ def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Findi
             yield from _longrope_findings(traits, parameters, source)
         return
     if not traits.family.rope_labels:
-        yield "SCOPE-ROPE", f"a rotary embedding for each kind of layer ({source})", NEXT_STEP
+        yield "SCOPE-ROPE", f"a rotary embedding for each kind of layer ({source})", BY_HAND
         return
     for label, block in parameters.items():
         if isinstance(block, dict):
             kind = block.get("rope_type", "default")
             yield from _scaling_findings(kind, block, f"{source}.{label}")
             if kind in ("dynamic", "longrope"):
-                yield "SCOPE-ROPE", f"rope_type {kind!r} for one kind of layer ({source}.{label})", NEXT_STEP
+                yield "SCOPE-ROPE", f"rope_type {kind!r} for one kind of layer ({source}.{label})", BY_HAND
     ropes = rope_by_label(traits, traits.per_layer(traits.family.rope_labels))
     if len({rope.rotary_dim for rope in ropes.values()}) > 1:
-        yield "SCOPE-ROPE", f"kinds of layers that rotate different parts of a head ({source})", NEXT_STEP
+        yield "SCOPE-ROPE", f"kinds of layers that rotate different parts of a head ({source})", BY_HAND
 
 
 def _scaling_findings(kind: Any, parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:
@@ -199,7 +220,8 @@ def foreign_key_problems(keys: CheckpointKeys, family: Family, where: str) -> li
                 continue
             if not known and re.fullmatch(pattern, suffix):
                 found = f"{what}: {keys.layer}{suffix} (layers {ranges(layers)})"
-                problems.append(Problem(rule, found, where, NEXT_STEP))
+                step = BY_HAND if rule in ("SCOPE-MLA", "SCOPE-FUSED", "SCOPE-MOE") else NEXT_STEP
+                problems.append(Problem(rule, found, where, step))
                 break
     for key in sorted(keys.others):
         if key == f"{names.head}.bias" and not family.head_bias:
