@@ -94,7 +94,8 @@ class Facts(msgspec.Struct):
         architecture: Exact string of `architectures`, the one used for registration.
         fields: Semantic fields under their standard names (``hidden_size``, ``norm_eps``, ``rope``, ...).
         text_path: Where the decoder's config stands in `config`, e.g. ``"text_config."``; empty for the top.
-        unconsumed: Config keys that no field took and that look semantic.
+        declared: Config keys beside the fields that the declaration of the class reads.
+        unconsumed: Config keys that neither a field nor a declaration took and that look semantic.
         inert: Such keys that neither the config class nor the modeling file reads.
         remote_code: The `auto_map` of the config; present means a review gate.
         modeling: What the modeling file computes.
@@ -110,6 +111,7 @@ class Facts(msgspec.Struct):
     model_type: Fact
     fields: dict[str, Fact]
     text_path: str = ""
+    declared: dict[str, Fact] = {}
     unconsumed: dict[str, Any] = {}
     inert: list[str] = []
     remote_code: dict[str, Any] = {}

@@ -5,10 +5,11 @@ import json
 import msgspec
 import pytest
 from autoport.analysis.architecture import assemble
+from autoport.analysis.estimate import estimate_parallelism
 from autoport.analysis.families import FAMILIES
 from autoport.analysis.families.family import QkNormStyle
 from autoport.analysis.keys import CheckpointKeys
-from autoport.analysis.source_check import names_read, source_problems, unconsumed_keys
+from autoport.analysis.source_check import names_read, source_problems
 from autoport.analysis.step import make_plan
 from autoport.analysis.traits import Traits
 from autoport.errors import Refusal
@@ -17,6 +18,7 @@ from autoport.research.config import read_facts
 from autoport.research.source import open_source
 from autoport.research.step import add_modeling, research
 from checkpoints import small_config, write_checkpoint
+from published import PUBLISHED
 
 replace = msgspec.structs.replace
 
@@ -95,6 +97,26 @@ def test_the_plan_is_refused_with_file_and_line(tmp_path):
 def test_a_key_that_the_declaration_reads_is_consumed(tmp_path):
     family = FAMILIES["GraniteForCausalLM"]
     assert {"residual_multiplier", "logits_scaling"} <= names_read(family)
-    facts = facts_of(tmp_path, family, residual_multiplier=0.22)
-    facts.unconsumed["foo_multiplier"] = 3.0
-    assert unconsumed_keys(facts, family) == {"foo_multiplier": 3.0}
+    facts = facts_of(tmp_path, family, residual_multiplier=0.22, foo_multiplier=3.0)
+    assert facts.unconsumed == {"foo_multiplier": 3.0}
+    assert facts.declared["residual_multiplier"].value == 0.22
+    assert (
+        facts.declared["residual_multiplier"].source
+        == "config.json: residual_multiplier, read by the declaration of GraniteForCausalLM"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "declared"),
+    [
+        ("gemma-2-9b", {"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"}),
+        ("command-r", {"logit_scale"}),
+        ("gpt-oss-20b", {"swiglu_limit"}),
+        ("falcon-7b", {"alibi", "bias", "parallel_attn"}),
+    ],
+)
+def test_what_the_analysis_reads_is_not_put_to_the_user(tmp_path, name, declared):
+    folder = write_checkpoint(tmp_path, PUBLISHED[name], {"model.layers.0.x.weight": ("BF16", (1,))})
+    estimate = estimate_parallelism(str(folder), 4096, 1)
+    assert declared <= set(estimate.facts.declared)
+    assert not estimate.facts.unconsumed

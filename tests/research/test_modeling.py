@@ -357,7 +357,8 @@ def test_keys_that_nothing_reads_are_told_from_those_that_no_field_took(tmp_path
     folder = write_checkpoint(tmp_path, PUBLISHED["command-r7b"], {"model.layers.0.x.weight": ("BF16", (1,))})
     facts, _ = research(str(folder))
     assert "use_parallel_block" in facts.inert
-    assert facts.unconsumed == {"logit_scale": 0.25}
+    assert facts.unconsumed == {}
+    assert facts.declared["logit_scale"].value == 0.25
 
 
 def test_a_norm_that_two_modules_make_is_found_in_both():

@@ -80,8 +80,6 @@ def describe_with_gaps(facts: Facts, checkpoint: Checkpoint) -> Described:
     family = find_family(name, model_type)
     if family is not None:
         return _describe(facts, checkpoint, family)
-    if not_llama_like(facts)[1]:
-        raise Refusal(*facts_problems(facts))
     try:
         return _describe(facts, checkpoint, Family(model_type=model_type, hf_name=name))
     except Refusal as refusal:
@@ -89,6 +87,8 @@ def describe_with_gaps(facts: Facts, checkpoint: Checkpoint) -> Described:
 
 
 def _not_llama(facts: Facts, problems: Sequence[Problem]) -> Refusal:
+    if not_llama_like(facts)[1]:
+        return Refusal(*facts_problems(facts))
     first = problems[0]
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     return refuse(

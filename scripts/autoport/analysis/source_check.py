@@ -129,9 +129,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _texts(item)
-
-
-def unconsumed_keys(facts: Facts, family: Family | None) -> dict[str, Any]:
-    """Semantic-looking config keys that neither a field nor the class's declaration took."""
-    read = names_read(family)
-    return {key: value for key, value in facts.unconsumed.items() if key.rpartition(".")[2] not in read}

@@ -16,7 +16,7 @@ from autoport.analysis.instances import find_instance
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.pitfalls import pitfalls
 from autoport.analysis.reference import choose_reference, load_table
-from autoport.analysis.source_check import source_problems, unconsumed_keys
+from autoport.analysis.source_check import source_problems
 from autoport.analysis.tensor_parallel import (
     no_valid_tp,
     parameter_bytes,
@@ -158,8 +158,7 @@ def run(port: Port, options: Options) -> Outcome:
     plan = make_plan(port.name, facts, checkpoint, options, decisions.load(port))
     plan.gaps = [_with_operators(gap, port.workspace) for gap in plan.gaps]
     port.write_state("plan.json", plan)
-    unconsumed = unconsumed_keys(facts, find_family(facts.architecture.value, facts.model_type.value))
-    gates = {"unconsumed": unconsumed} if unconsumed else {}
+    gates = {"unconsumed": facts.unconsumed} if facts.unconsumed else {}
     if facts.remote_code:
         gates["remote_code"] = facts.remote_code
     digest = decisions.write_decisions(port, plan, gates)
@@ -180,7 +179,7 @@ def run(port: Port, options: Options) -> Outcome:
         "pitfalls": plan.pitfalls,
         "gaps": plan.gaps,
         "overrides": plan.overrides,
-        "unconsumed": unconsumed,
+        "unconsumed": facts.unconsumed,
         "inert": facts.inert,
         "remote_code": facts.remote_code,
         "warnings": facts.warnings,

@@ -80,7 +80,11 @@ def _read_index(source: Source) -> dict[str, str] | None:
     try:
         index = json.loads(source.read(INDEX_NAME, 0, LARGEST_INDEX_BYTES).decode())
         weight_map = index["weight_map"]
-        if not weight_map or any(not isinstance(file, str) for file in weight_map.values()):
+        if (
+            not weight_map
+            or not isinstance(weight_map, dict)
+            or any(not isinstance(file, str) for file in weight_map.values())
+        ):
             raise ValueError("weight_map is not an object of file names")
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         reason = str(error) or type(error).__name__

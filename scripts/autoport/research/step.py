@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from autoport.analysis.families import find_family
+from autoport.analysis.source_check import names_read
 from autoport.errors import Problem, Refusal, refuse
 from autoport.port import Options, Outcome, Port
 from autoport.research.checkpoint import no_weights, read_checkpoint
@@ -18,7 +20,7 @@ from autoport.research.nested import find_text_config
 from autoport.research.quantization import quantization_problems
 from autoport.research.source import Source, open_source
 from autoport.research.tied_head import compare_head
-from autoport.schema import Checkpoint, Facts
+from autoport.schema import Checkpoint, Fact, Facts
 from autoport.units import size_text
 from autoport.variants import loaded_by
 
@@ -84,6 +86,7 @@ def add_modeling(source: Source, facts: Facts) -> None:
     computed = class_attributes(facts.model_type.value, text)
     values = {name: fact.value for name, fact in computed.facts.items()}
     facts.modeling = read_modeling(source, facts, values or text)
+    _take_declared(facts)
     if not facts.modeling.file or (facts.remote_code and not computed.facts):
         return
     mentioned = class_source(facts.model_type.value)
@@ -94,6 +97,16 @@ def add_modeling(source: Source, facts: Facts) -> None:
         if name not in facts.modeling.reads and not re.search(rf"\b{re.escape(name)}\b", mentioned):
             facts.inert.append(key)
             del facts.unconsumed[key]
+
+
+def _take_declared(facts: Facts) -> None:
+    """Move what the class's declaration reads out of the keys that nothing took."""
+    family = find_family(facts.architecture.value, facts.model_type.value)
+    read = names_read(family)
+    for key in list(facts.unconsumed):
+        if family is not None and key.rpartition(".")[2] in read:
+            source = f"config.json: {key}, read by the declaration of {family.hf_name}"
+            facts.declared[key] = Fact(facts.unconsumed.pop(key), source)
 
 
 def run(port: Port, options: Options) -> Outcome:
