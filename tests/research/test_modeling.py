@@ -391,18 +391,22 @@ class Model(nn.Module):
             self.first = N(1)
         elif config.nobody_knows:
             self.second = N(1)
+            self.late = config.use_qk_norm
         else:
             self.third = N(1)
+            self.late = config.new
+        if self.late:
+            self.fourth = N(1)
 """
 
 
 @pytest.mark.parametrize(
     ("values", "made"),
     [
-        ({"use_qk_norm": True, "count": None, "new": True}, ["q_norm", "first"]),
-        ({"use_qk_norm": False, "count": None, "new": False}, ["second", "third"]),
-        ({"use_qk_norm": False, "count": 1, "new": True}, ["second", "third"]),
-        ({}, ["q_norm", "first", "second", "third"]),
+        ({"use_qk_norm": True, "count": None, "new": True}, ["q_norm", "first", "fourth"]),
+        ({"use_qk_norm": False, "count": None, "new": False}, ["second", "third", "fourth"]),
+        ({"use_qk_norm": False, "count": 1, "new": True}, ["second", "third", "fourth"]),
+        ({}, ["q_norm", "first", "second", "third", "fourth"]),
     ],
 )
 def test_modules_of_a_branch_that_is_not_taken_are_not_found(values, made):

@@ -1,6 +1,7 @@
 """Which branches of a class a config takes."""
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ class Branches:
     def __init__(self, values: Mapping[str, Any]):
         self.values = dict(values)
         self.names: dict[str, str] = {}
+        self._written: Counter[str] = Counter()
 
     def assignments(self, body: list[ast.stmt], certain: bool = True) -> Iterator[tuple[str, ast.expr]]:
         """``self.<name> = value`` of the branches that are taken, or may be."""
@@ -65,6 +67,7 @@ class Branches:
         if not isinstance(target, ast.Attribute):
             return
         if ast.unparse(target.value) == "self":
+            self._written[target.attr] += 1
             self.names.pop(target.attr, None)
             if read := config_attribute(value):
                 self.names[target.attr] = read
@@ -85,7 +88,7 @@ class Branches:
             return node.value
         name = config_attribute(node)
         if not name and isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
-            name = self.names.get(node.attr, "")
+            name = self.names.get(node.attr, "") if self._written[node.attr] == 1 else ""
         if name not in self.values:
             raise Unknown(ast.unparse(node))
         return self.values[name]
