@@ -225,3 +225,11 @@ def test_unwritable_workspace(command, workspace, monkeypatch, capsys):
     assert end.value.code == 2
     assert "WS-WRITE" in capsys.readouterr().err
     assert not (workspace.root / ".autoport").exists()
+
+
+def test_a_file_in_the_place_of_a_ports_folder_is_refused(tmp_path):
+    workspace = Workspace.create(tmp_path / "workspace")
+    (workspace.root / ".autoport").mkdir(exist_ok=True)
+    (workspace.root / ".autoport/small").write_text("")
+    with pytest.raises(Refusal, match="PORT-STATE: is a file, not the folder of a port"):
+        Port(workspace, "small")

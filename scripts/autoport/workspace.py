@@ -355,6 +355,8 @@ class Port:
 
     def _load_manifest(self, source: str, new_source: bool) -> Manifest:
         path = self.state_dir / "port.json"
+        if self.state_dir.exists() and not self.state_dir.is_dir():
+            raise refuse("PORT-STATE", "is a file, not the folder of a port", self.state_dir, "move it away")
         if not path.is_file():
             return Manifest(name=self.name, source=source)
         manifest = read_json(path, Manifest)

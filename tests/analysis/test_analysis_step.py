@@ -1,8 +1,10 @@
 """Step 2 as a whole."""
 
 import json
+from pathlib import Path
 
 import pytest
+from autoport.analysis.estimate import estimate_parallelism
 from autoport.analysis.reference import load_table
 from autoport.analysis.step import make_plan, run
 from autoport.errors import Refusal
@@ -131,4 +133,34 @@ def test_the_plan_is_json_that_reads_back(port):
     assert (
         json.loads((port.state_dir / "plan.json").read_text())["architecture"]["attention"]["qkv_bias"]
         is True
+    )
+
+
+def test_a_config_that_changed_since_research_is_refused(port):
+    port = port(small_config())
+    config = Path(port.source) / "config.json"
+    text = json.loads(config.read_text())
+    config.write_text(json.dumps(dict(reversed(text.items())), indent=4))
+    assert run(port, Options()).status == "done"
+    config.write_text(json.dumps(text | {"rope_theta": 1234.0}))
+    with pytest.raises(Refusal, match=r"PORT-STALE: config\.json changed"):
+        run(port, Options())
+    config.unlink()
+    with pytest.raises(Refusal, match=r"PORT-STALE: config\.json is gone"):
+        run(port, Options())
+
+
+def test_facts_of_a_wrong_type_are_damaged_state(port):
+    port = port(small_config())
+    path = port.state_dir / "facts.json"
+    path.write_text(path.read_text().replace('"value": 64', '"value": "64"'))
+    with pytest.raises(Refusal, match="PORT-STATE: is damaged: hidden_size is '64', not a whole number"):
+        run(port, Options())
+
+
+def test_a_quantised_config_is_sized_as_not_quantised_and_says_so(tmp_path):
+    config = small_config(quantization_config={"quant_method": "fp8"})
+    (warning,) = estimate_parallelism(str(write_checkpoint(tmp_path, config)), 4096, 1).facts.warnings
+    assert warning == (
+        "the checkpoint is quantised (quantization_config in config.json), and the weights are sized as not quantised"
     )

@@ -167,6 +167,13 @@ def test_a_damaged_index_is_refused(tmp_path, text):
         read(tmp_path)
 
 
+def test_a_list_is_no_weight_map(tmp_path):
+    write_checkpoint(tmp_path, small_config(), SMALL, shards=2)
+    (tmp_path / INDEX_NAME).write_text('{"weight_map": ["a"]}')
+    with pytest.raises(Refusal, match="weight_map is not an object of file names"):
+        read(tmp_path)
+
+
 def test_shards_without_an_index_are_refused(tmp_path):
     write_checkpoint(tmp_path, small_config(), shards=2)
     (tmp_path / INDEX_NAME).unlink()

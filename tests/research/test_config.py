@@ -250,7 +250,10 @@ def test_all_problems_come_at_once(tmp_path):
         ('{"rms_norm_eps": Infinity}', "Infinity"),
         ("[" * 200_000, "nested too deep"),
         ('{"a": ' * 5_000 + "1" + "}" * 5_000, "nested too deep"),
-        ('{"vocab_size": ' + "9" * 5_000 + "}", "not valid JSON"),
+        ('{"vocab_size": ' + "9" * 5_000 + "}", "a number of 5000 digits: 9"),
+        ('{"vocab_size": ' + "9" * 401 + "}", "a number of 401 digits: 9"),
+        ('{"vocab_size": 3, "a": {"b": 1, "b": 1}}', "key 'b' appears twice"),
+        ('{"rope_theta": 1.0, "c": 2, "rope_theta": 2.0}', "key 'rope_theta' appears twice"),
         ('{"model_type": "\\ud800"}', "not valid JSON"),
     ],
 )
@@ -260,7 +263,30 @@ def test_text_that_is_no_config_is_one_refusal(tmp_path, text, found):
 
 def test_a_huge_integer_elsewhere_does_no_harm(tmp_path):
     assert facts_of(tmp_path, small_config(model_max_length=10**30)).fields["hidden_size"].value == 64
-    assert "not a whole number" in problems_of(tmp_path, small_config(hidden_size=10**30))["CFG-TYPE"]
+    assert "not between 1 and" in problems_of(tmp_path, small_config(hidden_size=10**30))["CFG-TYPE"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"auto_map": "boom"}, "auto_map is 'boom', not an object"),
+        ({"text_config": "foo"}, "text_config is 'foo', not an object"),
+        (
+            {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 0},
+            "sliding_window is 0, which the class takes for a window of no tokens",
+        ),
+    ],
+)
+def test_a_value_that_would_be_dropped_is_refused(tmp_path, changes, found):
+    assert found in problems_of(tmp_path, small_config(**changes))["CFG-TYPE"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("hidden_size", 4096), ("num_hidden_layers", 32)])
+def test_a_size_that_only_the_class_gives_is_said(tmp_path, name, value):
+    config = small_config()
+    del config[name]
+    (warning,) = facts_of(tmp_path, config).warnings
+    assert warning.startswith(f"config.json gives no {name}; the class has {value}")
 
 
 def test_bytes_that_are_no_text_and_a_missing_file_are_refused(tmp_path):

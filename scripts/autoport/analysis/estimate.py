@@ -14,6 +14,7 @@ from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.tensor_parallel import check_rules, plan_tensor_parallel, total_bytes
 from autoport.analysis.traits import Traits
 from autoport.research.config import load_config, read_facts
+from autoport.research.quantization import CONFIG_KEYS
 from autoport.research.source import open_source
 from autoport.research.step import add_modeling
 from autoport.schema import EpPlan, Facts, TpPlan, Violation, WeightBytes
@@ -49,6 +50,11 @@ def estimate_parallelism(
     source = open_source(source_name)
     facts = read_facts(source, load_config(source))
     add_modeling(source, facts)
+    facts.warnings += [
+        f"the checkpoint is quantised ({key} in config.json), and the weights are sized as not quantised"
+        for key in CONFIG_KEYS
+        if facts.config.get(key)
+    ]
     size = Dimensions.from_facts(facts, fused=_is_fused(facts))
     parts = weight_parts(facts, size)
     plan = plan_tensor_parallel(size, parts, context_length, batch_size, relax, instance)

@@ -1,6 +1,7 @@
 """Step 2: plan the port; writes plan.json."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -27,6 +28,8 @@ from autoport.analysis.tensor_parallel import (
 from autoport.analysis.weight_map import build_weight_map
 from autoport.errors import Refusal, refuse
 from autoport.port import Options, Outcome, Port
+from autoport.research.config import config_digest, damaged_fields, load_config
+from autoport.research.source import open_source
 from autoport.schema import (
     Architecture,
     Checkpoint,
@@ -152,8 +155,28 @@ def _chosen_reference(name: object) -> str:
     )
 
 
-def run(port: Port, options: Options) -> Outcome:
+def read_current_facts(port: Port) -> Facts:
+    """What research found, as long as it is whole and config.json of a local source is still the same.
+
+    Raises:
+        Refusal: PORT-STATE, PORT-STALE, what `load_config` and `read_state` refuse.
+    """
+    again = f"run 'autoport research {port.name}' again"
     facts = port.read_state("facts.json", Facts, "research")
+    damaged = list(damaged_fields(facts))
+    if damaged:
+        raise refuse("PORT-STATE", f"is damaged: {'; '.join(damaged)}", port.state_dir / "facts.json", again)
+    if not facts.config_digest or not Path(port.source).is_absolute():
+        return facts
+    if not Path(facts.config_file).is_file():
+        raise refuse("PORT-STALE", "config.json is gone since research", facts.config_file, again)
+    if config_digest(load_config(open_source(port.source))) != facts.config_digest:
+        raise refuse("PORT-STALE", "config.json changed since research", facts.config_file, again)
+    return facts
+
+
+def run(port: Port, options: Options) -> Outcome:
+    facts = read_current_facts(port)
     checkpoint = port.read_state("checkpoint.json", Checkpoint, "research")
     plan = make_plan(port.name, facts, checkpoint, options, decisions.load(port))
     plan.gaps = [_with_operators(gap, port.workspace) for gap in plan.gaps]

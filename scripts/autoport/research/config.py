@@ -1,5 +1,6 @@
 """Step 1: every semantic field of config.json, each with its source."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -23,12 +24,13 @@ from autoport.research.fields import (
 from autoport.research.heterogeneous import heterogeneous_problems
 from autoport.research.latent import resolve_latent
 from autoport.research.layers import resolve_layers
-from autoport.research.nested import find_text_config, find_vision_config
+from autoport.research.nested import TEXT_PATHS, find_text_config, find_vision_config
 from autoport.research.rope import resolve_rope
 from autoport.research.source import Source
 from autoport.schema import Fact, Facts
 
 LARGEST_CONFIG_BYTES = 16 * 1024 * 1024
+LONGEST_NUMBER = 300  # digits of an integer; a float holds it then
 
 REQUIRED = {
     "vocab_size": is_integer,
@@ -45,6 +47,7 @@ NOT_PORTED = (
     "references/coverage.md lists the classes that can be ported; to write this one by hand, start at Step 4 of "
     "SKILL.md from the nearest reference model"
 )
+HEADS = {"num_kv_heads": is_integer, "head_dim": is_integer}
 OPTIONAL = {
     "attention_bias": is_flag,
     "mlp_bias": is_flag,
@@ -75,7 +78,7 @@ def load_config(source: Source) -> dict[str, Any]:
     """Read config.json.
 
     Raises:
-        Refusal: CFG-MISSING-FILE, CFG-SIZE (over 16 MiB) or CFG-JSON (no JSON object, NaN, too deep).
+        Refusal: CFG-MISSING-FILE, CFG-SIZE (over 16 MiB) or CFG-JSON (no JSON object, NaN, too deep, a key twice).
     """
     name, where = source.config_name, source.config_file
     if name not in source.sizes:
@@ -86,8 +89,12 @@ def load_config(source: Source) -> dict[str, Any]:
         )
     try:
         text = source.read(name, 0, LARGEST_CONFIG_BYTES).decode()
-        config = json.loads(text, parse_constant=_no_constant, parse_int=_number)
+        config = json.loads(
+            text, parse_constant=_no_constant, parse_int=_number, object_pairs_hook=_without_repeats
+        )
         msgspec.json.encode(config)
+    except UnusableJson as error:
+        raise refuse("CFG-JSON", str(error), where, "correct it in config.json") from error
     except (ValueError, RecursionError, OverflowError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else error
         raise refuse("CFG-JSON", f"not valid JSON: {reason}", where, "download the file again") from error
@@ -98,8 +105,27 @@ def load_config(source: Source) -> dict[str, Any]:
     return config
 
 
+def config_digest(config: Mapping[str, Any]) -> str:
+    """SHA-256 of a config's content, whatever its spaces and the order of its keys."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+class UnusableJson(ValueError):
+    """JSON that is valid, and that no config can mean."""
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        repeated = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
+        raise UnusableJson(f"key {repeated!r:.80} appears twice in one object")
+    return found
+
+
 def _number(digits: str) -> int | float:
     """An integer, or a float for one beyond 64 bits (some configs write "no limit" as 10**30)."""
+    if len(digits) > LONGEST_NUMBER:
+        raise UnusableJson(f"a number of {len(digits.lstrip('-'))} digits: {digits[:20]}...")
     value = int(digits)
     return value if abs(value) < 2**63 else float(value)
 
@@ -124,6 +150,7 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
             f"both the top level and {path.rstrip('.')} describe a decoder",
             "keep the one that the checkpoint belongs to",
         )
+    _check_objects(resolver, config)
     architecture = _architecture(resolver, config)
     model_type = _model_type(resolver, architecture)
     if model_type:
@@ -147,6 +174,24 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
         remote_code=auto_map if isinstance(auto_map, dict) else {},
         warnings=resolver.warnings,
     )
+
+
+def damaged_fields(facts: Facts) -> Iterator[str]:
+    """What is wrong with the types of facts that were read from a file."""
+    for name, check in (REQUIRED | OPTIONAL | HEADS).items():
+        fact = facts.fields.get(name)
+        wrong = check(fact.value) if fact else "is missing" if name in REQUIRED | HEADS else None
+        if wrong:
+            yield f"{name} {wrong}"
+
+
+def _check_objects(resolver: Resolver, config: Mapping[str, Any]) -> None:
+    """Record (CFG-TYPE) a decoder's config or a list of remote code that is no object."""
+    for key in ("auto_map", *(path[0] for path in TEXT_PATHS)):
+        value = config.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            found = f"{key} is {describe(value)}, not an object"
+            resolver.problem("CFG-TYPE", found, f"correct {key} in config.json, or remove it")
 
 
 def _check_scope(resolver: Resolver, architecture: Fact | None, model_type: Fact | None) -> None:

@@ -15,6 +15,7 @@ from autoport.schema import Fact
 
 LARGEST_INTEGER = 2**40
 LARGEST_LAYER_COUNT = 10_000
+SHAPE = ("hidden_size", "num_layers")  # that every published config gives
 OUTER_KEYS = (
     "tie_word_embeddings",
     "dtype",
@@ -26,7 +27,8 @@ Check = Callable[[Any], str | None]
 
 def is_integer(value: Any) -> str | None:
     """What is wrong with `value` as a size: a whole number from 1 to `LARGEST_INTEGER`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    too_large = isinstance(value, float) and value > LARGEST_INTEGER  # as an integer beyond 64 bits is read
+    if isinstance(value, bool) or not (isinstance(value, int) or too_large):
         return f"is {describe(value)}, not a whole number"
     return None if 1 <= value <= LARGEST_INTEGER else f"is {value}, not between 1 and {LARGEST_INTEGER}"
 
@@ -185,6 +187,11 @@ class Resolver:
                 "CFG-MISSING",
                 f"{name} has no value: neither config.json nor a config class gives {spellings}",
                 f"add {self._spellings(name)[0]} to config.json",
+            )
+        if fact is not None and name in SHAPE and not any(key in self.config for key in ALIASES[name]):
+            self.warnings.append(
+                f"config.json gives no {self.path}{self._spellings(name)[0]}; "
+                f"the class has {describe(fact.value)} ({fact.source}): please confirm"
             )
         return fact
 

@@ -73,8 +73,14 @@ def _is_count(value: Any) -> str | None:
 def _window(resolver: Resolver) -> Fact | None:
     before = len(resolver.warnings)
     window = resolver.optional("sliding_window", _is_count, strict=True)
+    if window is not None and window.value == 0 and not window.source.startswith("config.json: "):
+        return Fact(None, window.source)  # a class that computes 0 means no window
     if window is not None and window.value == 0:
-        return Fact(None, window.source)
+        found = f"sliding_window is 0, which the class takes for a window of no tokens ({window.source})"
+        resolver.problem(
+            "CFG-TYPE", found, "write null in config.json for no window, else the window in tokens"
+        )
+        return None
     if window is not None:
         return window
     key = next((key for key in ("sliding_window",) if key in resolver.config), None)

@@ -9,7 +9,7 @@ from autoport.analysis.source_check import names_read
 from autoport.errors import Problem, Refusal, refuse
 from autoport.port import Options, Outcome, Port
 from autoport.research.checkpoint import no_weights, read_checkpoint
-from autoport.research.config import load_config, read_facts
+from autoport.research.config import config_digest, load_config, read_facts
 from autoport.research.config_class import class_attributes
 from autoport.research.config_defaults import class_source
 from autoport.research.dequantized import dequantized, without_declaration
@@ -52,10 +52,11 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
     checkpoint: Checkpoint | None = None
     try:
         config = load_config(source)
+        digest = config_digest(config)
         stored_as = loaded_by(config.get("quantization_config")) or ""
         config = without_declaration(config) if stored_as else config
         facts = read_facts(source, config)
-        facts.stored_as = stored_as
+        facts.stored_as, facts.config_digest = stored_as, digest
     except Refusal as refusal:
         problems += refusal.problems
     try:
