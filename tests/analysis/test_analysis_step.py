@@ -164,3 +164,10 @@ def test_a_quantised_config_is_sized_as_not_quantised_and_says_so(tmp_path):
     assert warning == (
         "the checkpoint is quantised (quantization_config in config.json), and the weights are sized as not quantised"
     )
+
+
+def test_a_hidden_size_that_is_missing_is_named_and_not_head_dim(port):
+    config = small_config()
+    del config["hidden_size"]
+    with pytest.raises(Refusal, match="Next: write hidden_size, which is missing, in config"):
+        run(port(config, llama_keys(small_config())), Options())

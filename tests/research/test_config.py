@@ -270,7 +270,10 @@ def test_a_huge_integer_elsewhere_does_no_harm(tmp_path):
     ("changes", "found"),
     [
         ({"auto_map": "boom"}, "auto_map is 'boom', not an object"),
-        ({"text_config": "foo"}, "text_config is 'foo', not an object"),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": "foo"},
+            "text_config is 'foo', not an object",
+        ),
         (
             {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 0},
             "sliding_window is 0, which the class takes for a window of no tokens",

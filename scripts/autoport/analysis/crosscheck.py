@@ -105,6 +105,8 @@ def projection_problems(facts: Facts, keys: CheckpointKeys, checkpoint: Checkpoi
         right = q_rows // heads.value
         fits = right * heads.value == q_rows and right * kv_heads.value == k_rows
         next_step = f"write head_dim: {right}" if fits else "correct num_attention_heads or head_dim"
+        if " default (" in facts.fields["hidden_size"].source and head_dim.source.startswith("derived: "):
+            next_step = "write hidden_size, which is missing,"
         yield Problem("HEAD-DIM", text, str(file), f"{next_step} in config.json")
     elif k_rows != kv_heads.value * head_dim.value:
         text = (

@@ -186,12 +186,18 @@ def damaged_fields(facts: Facts) -> Iterator[str]:
 
 
 def _check_objects(resolver: Resolver, config: Mapping[str, Any]) -> None:
-    """Record (CFG-TYPE) a decoder's config or a list of remote code that is no object."""
+    """Record (CFG-TYPE) remote code that is no object, and stop at a decoder's config that is none.
+
+    Raises:
+        Refusal: The rest of such a config says nothing of the decoder.
+    """
     for key in ("auto_map", *(path[0] for path in TEXT_PATHS)):
         value = config.get(key)
         if value is not None and not isinstance(value, Mapping):
             found = f"{key} is {describe(value)}, not an object"
             resolver.problem("CFG-TYPE", found, f"correct {key} in config.json, or remove it")
+            if key != "auto_map":
+                raise Refusal(*resolver.problems)
 
 
 def _check_scope(resolver: Resolver, architecture: Fact | None, model_type: Fact | None) -> None:
