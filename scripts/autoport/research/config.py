@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -117,7 +118,7 @@ class UnusableJson(ValueError):
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        repeated = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
+        [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise UnusableJson(f"key {repeated!r:.80} appears twice in one object")
     return found
 
