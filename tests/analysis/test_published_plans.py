@@ -200,3 +200,10 @@ def test_the_embedding_factor_of_gemma_is_rounded_as_its_class_does(tmp_path):
     plan = plan_of(tmp_path, "gemma-2-9b")
     assert plan.architecture.embedding.scale_rounded
     assert "times 59.8665 in their dtype" in " ".join(section.target for section in plan.sections)
+
+
+def test_what_stays_in_float32_counts_four_bytes(tmp_path):
+    parts = plan_of(tmp_path, "qwen3-30b-a3b").tp.parts
+    assert parts["model.layers.{i}.mlp.router_weight"].copied == 48 * 2048 * 128 * 4
+    parts = plan_of(tmp_path, "gemma-2b").tp.parts
+    assert parts["model.norm.weight"].copied == 2048 * 4

@@ -48,10 +48,17 @@ def parameter_bytes(
     for entry in weights.entries:
         copies = (layers[entry.layers] if "{i}" in entry.parameter else 1) * (entry.experts or 1)
         halved = 2 if "split gate, up" in entry.steps else 1  # the tensor belongs to two parameters
-        sizes = [copies * math.prod(shape) * element_bytes // halved for shape in entry.shapes]
+        size = 4 if _is_float32(entry) else element_bytes
+        sizes = [copies * math.prod(shape) * size // halved for shape in entry.shapes]
         total = _by_sharding(entry, sizes, architecture.attention)
         found[entry.parameter] = found.get(entry.parameter, WeightBytes()) + total
     return found
+
+
+def _is_float32(entry: WeightEntry) -> bool:
+    """Whether the port holds it in float32 whatever its dtype is: routers, and norms that multiply by 1 + w."""
+    name = entry.parameter.rpartition(".")[2]
+    return name in ("router_weight", "router_bias", "correction_bias") or "add one" in entry.steps
 
 
 def _by_sharding(entry: WeightEntry, sizes: Sequence[int], attention: Attention) -> WeightBytes:
