@@ -1,5 +1,9 @@
 """Configurations and requests that the platform refuses, before anything is loaded."""
 
+import gc
+import os
+import weakref
+
 import engines
 import pytest
 
@@ -103,6 +107,25 @@ def test_the_plugins_own_variables_are_known(monkeypatch):
     monkeypatch.setenv("VLLM_NO_SUCH_THING", "1")
     with pytest.raises(ValueError, match="VLLM_NO_SUCH_THING"):
         NeuronPlatform.validate_environ(hard_fail=True)
+
+
+def test_a_forked_worker_does_not_collect_what_it_inherits():
+    import vllm_neuron.vllm.platform  # noqa: F401
+
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+    gc.disable()
+    try:
+        left = weakref.ref(Cycle())
+        pid = os.fork()
+        if pid == 0:
+            gc.collect()
+            os._exit(0 if left() is not None else 1)
+    finally:
+        gc.enable()
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_eager_mode_is_cpu_mode(configure, monkeypatch):

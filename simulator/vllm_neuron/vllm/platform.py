@@ -1,5 +1,6 @@
 """The simulated device as a vLLM platform."""
 
+import gc
 import os
 from typing import Any, ClassVar
 
@@ -20,6 +21,9 @@ def _without_accelerator() -> None:
 
 
 _without_accelerator()
+# A worker is a fork of the engine's process. Process groups and sockets of an engine that ran there before have no
+# threads in the worker: to collect them hangs or aborts it.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 class NeuronPlatform(Platform):
