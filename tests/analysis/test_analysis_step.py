@@ -166,8 +166,26 @@ def test_a_quantised_config_is_sized_as_not_quantised_and_says_so(tmp_path):
     )
 
 
-def test_a_hidden_size_that_is_missing_is_named_and_not_head_dim(port):
-    config = small_config()
-    del config["hidden_size"]
-    with pytest.raises(Refusal, match="Next: write hidden_size, which is missing, in config"):
-        run(port(config, llama_keys(small_config())), Options())
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("num_hidden_layers", "the checkpoint has layers 0-1 .*Next: write num_hidden_layers: 2 in config"),
+        ("hidden_size", r"embed_tokens.weight \[256, 64\] .*Next: write hidden_size: 64 in config"),
+        ("vocab_size", r"embed_tokens.weight \[256, 64\] .*Next: write vocab_size: 256 in config"),
+        ("intermediate_size", r"up_proj.weight \[128, 64\] .*Next: write intermediate_size: 128 in config"),
+        ("num_attention_heads", "Next: write num_attention_heads, which is missing, in config"),
+        ("num_key_value_heads", "Next: write num_key_value_heads: 2 in config"),
+    ],
+)
+def test_a_size_that_is_missing_is_the_one_problem(port, missing, told):
+    port = port(small_config(**{missing: ...}), llama_keys(small_config()))
+    with pytest.raises(Refusal, match=told) as caught:
+        run(port, Options())
+    assert len(caught.value.problems) == 1
+
+
+def test_all_sizes_that_are_missing_are_named_together(port):
+    port = port(small_config(num_hidden_layers=..., vocab_size=...), llama_keys(small_config()))
+    with pytest.raises(Refusal) as caught:
+        run(port, Options(incomplete=True))
+    assert [problem.rule for problem in caught.value.problems] == ["CFG-MISSING", "CFG-MISSING"]

@@ -107,25 +107,44 @@ def test_the_three_lists_are_separate(tmp_path):
     assert "layers 0-1" in problems[2].found
 
 
-def causes(tmp_path, config, keys):
+def problems_of(tmp_path, config, keys):
     weights, checkpoint = map_of(tmp_path, config, keys)
-    coverage = check_coverage(weights, config["num_hidden_layers"], checkpoint)
-    return {problem.rule: problem.found for problem in coverage_problems(coverage, 2, checkpoint)}
+    num_layers = config["num_hidden_layers"]
+    coverage = check_coverage(weights, num_layers, checkpoint)
+    return [(item.rule, item.found) for item in coverage_problems(coverage, num_layers, checkpoint)]
 
 
-def test_a_layer_too_few(tmp_path):
+def causes(tmp_path, config, keys):
+    return dict(problems_of(tmp_path, config, keys))
+
+
+def test_layers_too_few_are_one_problem(tmp_path):
     keys = llama_keys(small_config())
-    found = causes(tmp_path, small_config(num_hidden_layers=3), keys)
-    assert found.keys() == {"MAP-MISSING"}
-    assert "layers 2" in found["MAP-MISSING"]
-    assert "num_hidden_layers is too large" in found["MAP-MISSING"]
+    found = problems_of(tmp_path, small_config(num_hidden_layers=4), keys)
+    assert found == [("MAP-MISSING", "layers 2-3 are not in the checkpoint; num_hidden_layers is 4")]
 
 
-def test_a_layer_too_many(tmp_path):
-    found = causes(tmp_path, small_config(), llama_keys(small_config(num_hidden_layers=4)))
-    assert found.keys() == {"MAP-UNEXPECTED"}
-    assert "layers 2-3" in found["MAP-UNEXPECTED"]
-    assert "num_hidden_layers is 2" in found["MAP-UNEXPECTED"]
+def test_a_layer_that_lacks_a_part_is_not_taken_for_absent(tmp_path):
+    keys = llama_keys(small_config(num_hidden_layers=3))
+    for key in [key for key in keys if ".2." in key or key.endswith("1.mlp.up_proj.weight")]:
+        del keys[key]
+    whole, part = problems_of(tmp_path, small_config(num_hidden_layers=3), keys)
+    assert whole[1].startswith("layers 2 are not in the checkpoint")
+    assert part[1].startswith("model.layers.{i}.mlp.up_proj.weight (layers 1) is not in the checkpoint")
+
+
+def test_layers_too_many_are_one_problem(tmp_path):
+    ((rule, found),) = problems_of(tmp_path, small_config(), llama_keys(small_config(num_hidden_layers=4)))
+    assert rule == "MAP-UNEXPECTED"
+    assert found.startswith("nothing takes layers 2-3: num_hidden_layers is 2")
+
+
+def test_a_layer_for_multi_token_prediction_is_named_so(tmp_path):
+    keys = llama_keys(small_config(num_hidden_layers=3)) | {
+        "model.layers.2.eh_proj.weight": ("BF16", (64, 128))
+    }
+    found = problems_of(tmp_path, small_config(), keys)
+    assert found == [("MAP-UNEXPECTED", "nothing takes layers 2: a multi-token-prediction head")]
 
 
 def test_a_key_under_another_name(tmp_path):

@@ -5,6 +5,7 @@ from typing import Any
 
 from autoport.analysis.attention import describe_attention
 from autoport.analysis.crosscheck import (
+    absent_size_problems,
     bias_problems,
     head_problems,
     ignored_problems,
@@ -64,6 +65,9 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
         step = f"pass a checkpoint with the key names of {facts.architecture.value}"
         problems.append(Problem("SCOPE-KEYS", found, where, step))
     else:
+        absent = [*absent_size_problems(facts, family, keys, checkpoint)]
+        if absent:
+            raise Refusal(*problems, *absent)  # whatever else disagrees may follow from these
         problems += foreign_key_problems(keys, family, where)
         problems += bias_problems(facts, family, keys, where)
         problems += head_problems(facts, keys, where)

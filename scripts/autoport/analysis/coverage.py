@@ -1,13 +1,13 @@
 """The two-way check: every parameter has its checkpoint keys, every key a parameter or a reason."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from autoport.analysis.weight_map import expand
 from autoport.errors import Problem
-from autoport.research.keys import fold, fold_all, fold_experts, label
+from autoport.research.keys import fold, fold_all, fold_experts, label, ranges
 from autoport.schema import Checkpoint, WeightEntry, WeightMap
 
 # Pattern of a key that nothing takes -> why it may be there; the first that matches is said.
@@ -51,12 +51,18 @@ class Coverage(msgspec.Struct):
         unexpected: Keys of the checkpoint that no parameter takes and no reason leaves out.
         mapped_twice: Keys that two parameters take (see `_may_share`).
         wrong_shape: Keys whose shape is not the one the architecture gives.
+        layers: What stands before the index of a layer, e.g. ``model.layers.``; empty for a map without layers.
+        absent_layers: Layers that the map needs and of which the checkpoint has no key.
+        surplus_layers: Layers of the checkpoint beyond the map's last.
     """
 
     missing: list[str]
     unexpected: list[str]
     mapped_twice: list[str]
     wrong_shape: list[ShapeMismatch]
+    layers: str
+    absent_layers: set[int]
+    surplus_layers: set[int]
 
     @property
     def complete(self) -> bool:
@@ -79,16 +85,32 @@ def check_coverage(
             takers.setdefault(key, []).append(entry)
     ignored = re.compile("|".join(f"(?:{item.pattern})" for item in weights.ignored) or r"(?!)")
     tensors = checkpoint.tensors
+    unexpected = [key for key in tensors if key not in expected and not ignored.fullmatch(key)]
+    keys_of_layers = (key for entry in weights.entries for key in entry.keys if "{i}" in key)
+    layers = next(keys_of_layers, "").partition("{i}")[0]
+    needed, present = _layers_of(expected, layers), _layers_of(tensors, layers)
     return Coverage(
         missing=[key for key in expected if key not in tensors],
-        unexpected=[key for key in tensors if key not in expected and not ignored.fullmatch(key)],
+        unexpected=unexpected,
         mapped_twice=[key for key, entries in takers.items() if len(entries) > 1 and not _may_share(entries)],
         wrong_shape=[
             ShapeMismatch(key, shape, tensors[key].shape)
             for key, shape in expected.items()
             if key in tensors and tensors[key].shape != shape
         ],
+        layers=layers,
+        absent_layers=needed - present if present else set(),
+        surplus_layers=_layers_of(unexpected, layers) - needed,
     )
+
+
+def _layer_of(key: str, layers: str) -> int | None:
+    index = key[len(layers) :].partition(".")[0]
+    return int(index) if layers and key.startswith(layers) and re.fullmatch(r"\d{1,9}", index) else None
+
+
+def _layers_of(keys: Iterable[str], layers: str) -> set[int]:
+    return {index for key in keys if (index := _layer_of(key, layers)) is not None}
 
 
 def _may_share(entries: list[WeightEntry]) -> bool:
@@ -98,31 +120,47 @@ def _may_share(entries: list[WeightEntry]) -> bool:
 
 
 def coverage_problems(coverage: Coverage, num_layers: int, checkpoint: Checkpoint) -> Iterator[Problem]:
-    """One problem per key with its layers folded, each with the likely cause."""
+    """One problem for whole layers, one per other key with its layers folded, each with the likely cause."""
     where = checkpoint.source
-    for key, layers in fold_experts(fold_all(coverage.missing)).items():
-        cause = _missing_cause(key, layers, coverage.unexpected)
-        found = f"{label(key, layers)} is not in the checkpoint: {cause}"
+    if coverage.absent_layers:
+        layers = ranges(coverage.absent_layers)
+        found = f"layers {layers} are not in the checkpoint; num_hidden_layers is {num_layers}"
+        step = "correct num_hidden_layers in config.json, or complete the checkpoint"
+        yield Problem("MAP-MISSING", found, where, step)
+    missing = [
+        key for key in coverage.missing if _layer_of(key, coverage.layers) not in coverage.absent_layers
+    ]
+    for key, indices in fold_experts(fold_all(missing)).items():
+        cause = _missing_cause(key, indices, coverage.unexpected)
+        found = f"{label(key, indices)} is not in the checkpoint: {cause}"
         yield Problem("MAP-MISSING", found, where, "correct the config, or complete the checkpoint")
-    for key, layers in fold_experts(fold_all(coverage.unexpected)).items():
-        found = f"nothing takes {label(key, layers)}: {_unexpected_cause(key, layers, num_layers)}"
+    if coverage.surplus_layers:
+        layers = ranges(coverage.surplus_layers)
+        found = f"nothing takes layers {layers}: {_surplus_cause(coverage.unexpected, num_layers)}"
+        step = "correct num_hidden_layers in config.json; a part that the port lacks stops it"
+        yield Problem("MAP-UNEXPECTED", found, where, step)
+    unexpected = [
+        key for key in coverage.unexpected if _layer_of(key, coverage.layers) not in coverage.surplus_layers
+    ]
+    for key, indices in fold_experts(fold_all(unexpected)).items():
+        found = f"nothing takes {label(key, indices)}: {_unexpected_cause(key)}"
         yield Problem(
             "MAP-UNEXPECTED", found, where, "correct the config; a part that the port lacks stops it"
         )
-    for key, layers in fold_experts(fold_all(coverage.mapped_twice)).items():
-        found = f"two parameters take {label(key, layers)}"
+    for key, indices in fold_experts(fold_all(coverage.mapped_twice)).items():
+        found = f"two parameters take {label(key, indices)}"
         yield Problem("MAP-TWICE", found, where, "correct the weight map: a key belongs to one parameter")
     by_shape: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for mismatch in coverage.wrong_shape:
         by_shape.setdefault((mismatch.found, mismatch.expected), []).append(mismatch.key)
     for (found_shape, expected), names in by_shape.items():
         where = checkpoint.tensors[names[0]].file
-        for key, layers in fold_experts(fold_all(names)).items():
-            found = f"{label(key, layers)} is {list(found_shape)}, the config gives {list(expected)}"
+        for key, indices in fold_experts(fold_all(names)).items():
+            found = f"{label(key, indices)} is {list(found_shape)}, the config gives {list(expected)}"
             yield Problem("MAP-SHAPE", found, where, "correct the size in config.json that disagrees")
 
 
-def _missing_cause(key: str, layers: set[int], unexpected: list[str]) -> str:
+def _missing_cause(key: str, indices: set[int], unexpected: list[str]) -> str:
     tail = key.removeprefix("model.")
     for other in unexpected:
         name = fold(other)[0]
@@ -131,14 +169,19 @@ def _missing_cause(key: str, layers: set[int], unexpected: list[str]) -> str:
     experts = next((other for other in unexpected if "experts" in other), "")
     if "experts" in key and experts:
         return f"the experts are there in another layout, as {experts}"
-    if layers:
-        return "these layers are incomplete, or num_hidden_layers is too large"
+    if indices:
+        return "these layers are incomplete"
     return "the checkpoint is incomplete, or belongs to a model without this part"
 
 
-def _unexpected_cause(key: str, layers: set[int], num_layers: int) -> str:
-    if layers and min(layers) >= num_layers:
-        return f"num_hidden_layers is {num_layers}, which leaves these layers out"
+def _surplus_cause(unexpected: list[str], num_layers: int) -> str:
+    pattern, cause = UNEXPECTED_CAUSES[0]
+    if any(re.search(pattern, key) for key in unexpected):
+        return cause
+    return f"num_hidden_layers is {num_layers}, which leaves these layers out"
+
+
+def _unexpected_cause(key: str) -> str:
     for pattern, cause in UNEXPECTED_CAUSES:
         if re.search(pattern, key):
             return cause

@@ -6,9 +6,51 @@ from autoport.analysis.families.family import Family
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
+from autoport.research.aliases import ALIASES
 from autoport.research.fields import describe
 from autoport.research.keys import ranges
 from autoport.schema import Architecture, Checkpoint, Facts
+
+
+def absent_size_problems(
+    facts: Facts, family: Family, keys: CheckpointKeys, checkpoint: Checkpoint
+) -> Iterator[Problem]:
+    """Sizes that config.json leaves to its class, where the class has another than the checkpoint."""
+    for name, size, where in _stored_sizes(family, keys, checkpoint):
+        fact = facts.fields[name]
+        if " default (" not in fact.source or fact.value == size:
+            continue
+        key = f"{facts.text_path}{ALIASES[name][0]}"
+        found = (
+            f"{key} is missing, and the class has {fact.value} ({fact.source}); the checkpoint has {where}"
+        )
+        yield Problem("CFG-MISSING", found, facts.config_file, f"write {key}: {size} in config.json")
+
+
+def _stored_sizes(
+    family: Family, keys: CheckpointKeys, checkpoint: Checkpoint
+) -> Iterator[tuple[str, int, str]]:
+    """Fields that the headers tell, each with its value and where it shows."""
+    layers = set().union(*keys.layers.values())
+    if layers == set(range(len(layers))):
+        yield "num_layers", len(layers), f"layers {ranges(layers)}"
+    embedding = f"{keys.prefix}{keys.names.embedding}.weight"
+    shape = _matrix(checkpoint, embedding)
+    if shape:
+        yield "vocab_size", shape[0], f"{embedding} {list(shape)}"
+        yield "hidden_size", shape[1], f"{embedding} {list(shape)}"
+    up = keys.layer.replace("{i}", "0") + f"{keys.names.gate_up or keys.names.up}.weight"
+    shape = _matrix(checkpoint, up)
+    if shape:
+        rows = shape[1] if family.transposed else shape[0]
+        parts = 2 if family.gate_up_layout == "concat" else 1
+        yield "intermediate_size", rows // parts, f"{up} {list(shape)}"
+
+
+def _matrix(checkpoint: Checkpoint, key: str) -> tuple[int, ...]:
+    """Shape of a tensor with two dimensions; empty for another one."""
+    tensor = checkpoint.tensors.get(key)
+    return tensor.shape if tensor and len(tensor.shape) == 2 else ()
 
 
 def bias_problems(facts: Facts, family: Family, keys: CheckpointKeys, where: str) -> Iterator[Problem]:
@@ -105,8 +147,6 @@ def projection_problems(facts: Facts, keys: CheckpointKeys, checkpoint: Checkpoi
         right = q_rows // heads.value
         fits = right * heads.value == q_rows and right * kv_heads.value == k_rows
         next_step = f"write head_dim: {right}" if fits else "correct num_attention_heads or head_dim"
-        if " default (" in facts.fields["hidden_size"].source and head_dim.source.startswith("derived: "):
-            next_step = "write hidden_size, which is missing,"
         yield Problem("HEAD-DIM", text, str(file), f"{next_step} in config.json")
     elif k_rows != kv_heads.value * head_dim.value:
         text = (
@@ -115,4 +155,6 @@ def projection_problems(facts: Facts, keys: CheckpointKeys, checkpoint: Checkpoi
         )
         right, rest = divmod(k_rows, head_dim.value)
         next_step = "correct num_key_value_heads" if rest else f"write num_key_value_heads: {right}"
+        if " default (" in heads.source:
+            next_step = "write num_attention_heads, which is missing,"
         yield Problem("KV-HEADS", text, str(file), f"{next_step} in config.json")

@@ -13,7 +13,7 @@ import msgspec
 
 from autoport.analysis.architecture import assemble, port_dtype
 from autoport.analysis.coverage import check_coverage, coverage_problems
-from autoport.analysis.crosscheck import head_problems, projection_problems
+from autoport.analysis.crosscheck import absent_size_problems, head_problems, projection_problems
 from autoport.analysis.families import find_family
 from autoport.analysis.families.family import Family
 from autoport.analysis.keys import CheckpointKeys
@@ -113,6 +113,9 @@ def _describe(facts: Facts, checkpoint: Checkpoint, family: Family) -> Described
     dtype = port_dtype(facts, checkpoint)
     if dtype is None or not keys.layers or fatal:
         raise Refusal(*(fatal or facts_problems(facts)))
+    absent = [*absent_size_problems(facts, family, keys, checkpoint)]
+    if absent:
+        raise Refusal(*absent)
     traits = Traits(family, facts)
     architecture = assemble(traits, keys, dtype)
     fatal += [*traits.problems, *head_problems(facts, keys, checkpoint.source)]
