@@ -4,9 +4,11 @@
 will be generated. Every number in them can be traced: a `Fact` carries the place it was read from.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+
+from autoport.field_types import check_fields, check_finding, check_names
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -70,6 +72,9 @@ class Finding(msgspec.Struct, frozen=True):
     where: str
     confirmed: bool = False
 
+    def __post_init__(self) -> None:
+        check_finding(self.topic, self.value)
+
 
 class ModelingReading(msgspec.Struct, frozen=True):
     """The reading of a modeling file.
@@ -103,6 +108,10 @@ class Facts(msgspec.Struct):
         stored_as: Weight format of a quantised checkpoint, e.g. ``mxfp4``; `config` and the checkpoint are then
             those of the dequantised model.
         warnings: What a reader must know but what does not stop the run.
+
+    Raises:
+        ValueError: A field that has another type than `autoport.field_types` says; `msgspec` turns it into its
+            `ValidationError` when it decodes.
     """
 
     source: str
@@ -120,6 +129,10 @@ class Facts(msgspec.Struct):
     modeling: ModelingReading = ModelingReading()
     stored_as: str = ""
     warnings: list[str] = []
+
+    def __post_init__(self) -> None:
+        check_names(architecture=self.architecture.value, model_type=self.model_type.value)
+        check_fields({name: fact.value for name, fact in self.fields.items()})
 
 
 # --- Architecture: the typed description that code generation renders -------------------------------------------
@@ -437,7 +450,7 @@ class WeightEntry(msgspec.Struct, frozen=True):
     """
 
     parameter: str
-    keys: list[str]
+    keys: Annotated[list[str], msgspec.Meta(min_length=1)]
     shapes: list[tuple[int, ...]]
     transform: Literal[
         "replicated",

@@ -150,12 +150,72 @@ def test_a_config_that_changed_since_research_is_refused(port):
         run(port, Options())
 
 
-def test_facts_of_a_wrong_type_are_damaged_state(port):
+def put(path, keys, value):
+    """Change one value of a json file; ``...`` removes it."""
+    document = part = json.loads(path.read_text())
+    *parents, last = keys
+    for key in parents:
+        part = part[key]
+    if value is ...:
+        del part[last]
+    else:
+        part[last] = value
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "told"),
+    [
+        (
+            ("fields", "hidden_size", "value"),
+            "64",
+            "Expected `int`, got `str` - at `$.fields.hidden_size.value`",
+        ),
+        (
+            ("fields", "num_layers", "value"),
+            10**5,
+            "Expected `int` <= 10000 - at `$.fields.num_layers.value`",
+        ),
+        (("fields", "vocab_size"), ..., "has no vocab_size"),
+        (("fields", "rope_parameters", "value"), [], "got `array` - at `$.fields.rope_parameters.value`"),
+        (
+            ("fields", "layer_windows", "value"),
+            [None, "4"],
+            "got `str` - at `$.fields.layer_windows.value[1]`",
+        ),
+        (("fields", "layer_windows", "value"), [None], "1 entries for 2 layers - at `$.fields.layer_windows"),
+        (("fields", "made_up"), {"value": 1, "source": ""}, "no such fact - at `$.fields.made_up`"),
+        (("architecture", "value"), ["x"], "Expected `str` - at `$.architecture.value`"),
+        (("modeling", "findings", 0, "value"), {}, "on norm has no kind - at `$.modeling.findings[0]`"),
+        (("config", "rope_theta"), "high", "not the content of config.json at research - at `$.config`"),
+    ],
+)
+def test_damaged_facts_are_refused_with_the_place_in_the_file(port, keys, value, told):
     port = port(small_config())
-    path = port.state_dir / "facts.json"
-    path.write_text(path.read_text().replace('"value": 64', '"value": "64"'))
-    with pytest.raises(Refusal, match="PORT-STATE: is damaged: hidden_size is '64', not a whole number"):
+    put(port.state_dir / "facts.json", keys, value)
+    with pytest.raises(Refusal) as caught:
         run(port, Options())
+    (problem,) = caught.value.problems
+    assert problem.rule == "PORT-STATE"
+    assert told in problem.found
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "place"),
+    [
+        (("architecture", "attention", "num_heads"), "4", "$.architecture.attention.num_heads"),
+        (("architecture", "rope", "kind"), "spiral", "$.architecture.rope.kind"),
+        (("weights", "entries", 1, "keys"), [], "$.weights.entries[1].keys"),
+        (("tp", "candidates", 0, "violations"), None, "$.tp.candidates[0].violations"),
+    ],
+)
+def test_a_damaged_plan_is_refused_with_the_place_in_the_file(port, keys, value, place):
+    port = port(small_config())
+    run(port, Options())
+    put(port.state_dir / "plan.json", keys, value)
+    with pytest.raises(Refusal, match="PORT-STATE") as caught:
+        port.read_state("plan.json", Plan, "analyze")
+    assert f"at `{place}`" in str(caught.value)
 
 
 def test_a_quantised_config_is_sized_as_not_quantised_and_says_so(tmp_path):

@@ -66,13 +66,17 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def facts(name: str) -> Facts:
     source = "config.json"
+    sizes = ("head_dim", "hidden_size", "intermediate_size", "max_position_embeddings", "num_heads")
+    values: dict[str, object] = dict.fromkeys((*sizes, "num_kv_heads", "num_layers", "vocab_size"), 2)
+    values |= {"activation": "silu", "norm_eps": 1e-5, "rope_type": "default", "rope_parameters": {}}
+    values["tie_word_embeddings"] = name == "nova"
     return Facts(
         source=name,
         config_file="config.json",
         config={},
         architecture=Fact(f"{name.capitalize()}ForCausalLM", source),
         model_type=Fact(name, source),
-        fields={"tie_word_embeddings": Fact(name == "nova", source)},
+        fields={field: Fact(value, source) for field, value in values.items()},
     )
 
 

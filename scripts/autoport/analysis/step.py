@@ -28,7 +28,7 @@ from autoport.analysis.tensor_parallel import (
 from autoport.analysis.weight_map import build_weight_map
 from autoport.errors import Refusal, refuse
 from autoport.port import Options, Outcome, Port
-from autoport.research.config import config_digest, damaged_fields, load_config
+from autoport.research.config import config_digest, load_config
 from autoport.research.source import open_source
 from autoport.schema import (
     Architecture,
@@ -163,9 +163,9 @@ def read_current_facts(port: Port) -> Facts:
     """
     again = f"run 'autoport research {port.name}' again"
     facts = port.read_state("facts.json", Facts, "research")
-    damaged = list(damaged_fields(facts))
-    if damaged:
-        raise refuse("PORT-STATE", f"is damaged: {'; '.join(damaged)}", port.state_dir / "facts.json", again)
+    if facts.config_digest and not facts.stored_as and config_digest(facts.config) != facts.config_digest:
+        found = "is damaged: not the content of config.json at research - at `$.config`"
+        raise refuse("PORT-STATE", found, port.state_dir / "facts.json", again)
     if not facts.config_digest or not Path(port.source).is_absolute():
         return facts
     if not Path(facts.config_file).is_file():

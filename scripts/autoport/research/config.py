@@ -48,7 +48,6 @@ NOT_PORTED = (
     "references/coverage.md lists the classes that can be ported; to write this one by hand, start at Step 4 of "
     "SKILL.md from the nearest reference model"
 )
-HEADS = {"num_kv_heads": is_integer, "head_dim": is_integer}
 OPTIONAL = {
     "attention_bias": is_flag,
     "mlp_bias": is_flag,
@@ -175,15 +174,6 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
         remote_code=auto_map if isinstance(auto_map, dict) else {},
         warnings=resolver.warnings,
     )
-
-
-def damaged_fields(facts: Facts) -> Iterator[str]:
-    """What is wrong with the types of facts that were read from a file."""
-    for name, check in (REQUIRED | OPTIONAL | HEADS).items():
-        fact = facts.fields.get(name)
-        wrong = check(fact.value) if fact else "is missing" if name in REQUIRED | HEADS else None
-        if wrong:
-            yield f"{name} {wrong}"
 
 
 def _check_objects(resolver: Resolver, config: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from autoport import expressions
 from autoport.errors import Problem
+from autoport.field_types import LARGEST_LAYER_COUNT, LARGEST_SIZE
 from autoport.research.aliases import ALIASES
 from autoport.research.config_class import class_attributes
 from autoport.research.config_defaults import config_defaults
@@ -13,8 +14,6 @@ from autoport.research.readings import READINGS
 from autoport.research.values import ConfigValues, UnknownAttribute
 from autoport.schema import Fact
 
-LARGEST_INTEGER = 2**40
-LARGEST_LAYER_COUNT = 10_000
 SHAPE = ("hidden_size", "num_layers")  # that every published config gives
 OUTER_KEYS = (
     "tie_word_embeddings",
@@ -26,11 +25,11 @@ Check = Callable[[Any], str | None]
 
 
 def is_integer(value: Any) -> str | None:
-    """What is wrong with `value` as a size: a whole number from 1 to `LARGEST_INTEGER`."""
-    too_large = isinstance(value, float) and value > LARGEST_INTEGER  # as an integer beyond 64 bits is read
+    """What is wrong with `value` as a size: a whole number from 1 to `LARGEST_SIZE`."""
+    too_large = isinstance(value, float) and value > LARGEST_SIZE  # as an integer beyond 64 bits is read
     if isinstance(value, bool) or not (isinstance(value, int) or too_large):
         return f"is {describe(value)}, not a whole number"
-    return None if 1 <= value <= LARGEST_INTEGER else f"is {value}, not between 1 and {LARGEST_INTEGER}"
+    return None if 1 <= value <= LARGEST_SIZE else f"is {value}, not between 1 and {LARGEST_SIZE}"
 
 
 def is_layer_count(value: Any) -> str | None:
