@@ -45,7 +45,9 @@ EXAMPLES = {
     "CHECKPOINT-KEYS": [
         "RuntimeError: Checkpoint key(s) not found for parameter 'lm_head.weight': ['lm_head.weight']."
     ],
-    "NOT-LOADED": ["RuntimeError: no weights for model.layers.0.self_attn.q_norm.weight"],
+    "NOT-LOADED": [
+        "RuntimeError: no weights for [], no parameter for ['model.layers.0.self_attn.q_norm.weight']"
+    ],
     "LM-HEAD-BIAS": ["    size mismatch for lm_head.bias: copying a param with shape torch.Size([51200])"],
     "REGISTRY": ["AttributeError: type object 'PhiMoEForCausalLM' has no attribute 'from_configs'"],
     "DEGENERATE": [

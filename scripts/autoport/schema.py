@@ -45,6 +45,7 @@ class Checkpoint(msgspec.Struct):
         total_bytes: Sum of the tensors' sizes in bytes.
         bytes_read: Bytes read to learn this.
         notes: What a reader must know, e.g. files that were left out.
+        left_out: Safetensors files beside those of the checkpoint.
     """
 
     source: str
@@ -53,6 +54,7 @@ class Checkpoint(msgspec.Struct):
     total_bytes: int
     bytes_read: int
     notes: list[str] = []
+    left_out: list[str] = []
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -5,13 +5,15 @@ That the numbers are right is for the proof's tests.
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from autoport.analysis.weight_map import expand
 from autoport.codegen.add_variant import declare
 from autoport.codegen.add_variant import run as add_variant
 from autoport.codegen.generate import render_package
@@ -204,20 +206,35 @@ def test_what_the_model_has_is_accepted() -> None:
 # --- Weights ------------------------------------------------------------------------------------------
 
 
-def test_a_missing_weight_is_named(tmp_path: Any) -> None:
-    save_file({"model.norm.weight": torch.zeros(256)}, tmp_path / "model.safetensors")
-    with pytest.raises(RuntimeError, match=r"'model\.embed_tokens\.weight'"):
-        on_meta("qwen2").load_weights(str(tmp_path), torch.device("cpu"))
+def saved(folder: Path, *unknown: str, without: Sequence[str] = ()) -> str:
+    """A checkpoint for qwen2 with unknown keys and without some of its own."""
+    replace = msgspec.structs.replace
+    attention = replace(QWEN2.attention, num_heads=4, num_kv_heads=2, head_dim=64)
+    mlp = replace(QWEN2.mlp, intermediate_size=256)
+    sizes = {"vocab_size": 256, "hidden_size": 256, "num_layers": 2}
+    weights = plan(replace(QWEN2, attention=attention, mlp=mlp, **sizes), "qwen2", "Qwen2").weights
+    shapes = {key: shape for _, keys in expand(weights, 2) for key, shape in keys}
+    shapes |= {key: (1,) for key in unknown}
+    tensors = {key: torch.zeros(shape) for key, shape in shapes.items() if key not in without}
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
 
 
-def test_a_parameter_that_stays_on_the_meta_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = on_meta("yi")
-    loaded = {name: torch.zeros(parameter.shape) for name, parameter in model.named_parameters()}
-    del loaded["model.layers.1.mlp.up_proj_weight"]
-    checkpoint = SimpleNamespace(load_sharded_pipelined=lambda *args: SimpleNamespace(state_dict=loaded))
-    monkeypatch.setattr(package("yi", "model"), "SafetensorsCheckpoint", lambda *args: checkpoint)
-    with pytest.raises(RuntimeError, match=r"no weights for model\.layers\.1\.mlp\.up_proj_weight$"):
-        model.load_weights("anywhere", torch.device("cpu"))
+def test_all_missing_weights_and_unknown_keys_are_named_at_once(tmp_path: Path) -> None:
+    q_norm, norm = "model.layers.0.self_attn.q_norm.weight", "model.norm.weight"
+    source = saved(tmp_path, q_norm, "mtp.fc.weight", without=(norm, "model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(RuntimeError) as raised:
+        on_meta("qwen2").load_weights(source, torch.device("cpu"))
+    missing = ["model.layers.1.mlp.up_proj_weight", norm]
+    assert f"no parameter for {[q_norm, 'mtp.fc.weight']}" in str(raised.value)
+    assert all(f"'{name}'" in str(raised.value).partition("no parameter")[0] for name in missing)
+
+
+def test_keys_that_no_parameter_needs_do_not_stop_the_load(tmp_path: Path) -> None:
+    source = saved(tmp_path, "model.layers.0.self_attn.rotary_emb.inv_freq")
+    model = on_meta("qwen2")
+    model.load_weights(source, torch.device("cpu"))
+    assert not any(parameter.is_meta for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

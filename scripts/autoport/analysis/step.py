@@ -25,7 +25,7 @@ from autoport.analysis.tensor_parallel import (
     recommendation,
     total_bytes,
 )
-from autoport.analysis.weight_map import build_weight_map
+from autoport.analysis.weight_map import build_weight_map, second_copies
 from autoport.errors import Refusal, refuse
 from autoport.port import Options, Outcome, Port
 from autoport.research.config import config_digest, load_config
@@ -111,6 +111,7 @@ def _complete(
     coverage = check_coverage(weights, architecture.num_layers, checkpoint, architecture.layers.moe)
     if not coverage.complete:
         raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint))
+    weights.ignored += second_copies(weights, checkpoint.left_out)
     return architecture, weights, applied
 
 

@@ -1,6 +1,6 @@
 """The weight map: which checkpoint keys each parameter of the port is loaded from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from autoport.analysis.families.family import NORM_NAMES
@@ -12,8 +12,17 @@ from autoport.schema import Architecture, IgnoredKeys, Norm, WeightEntry, Weight
 
 LAYER = "model.layers.{i}."
 INV_FREQ = IgnoredKeys(
-    pattern=r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq|(model\.)?rotary_emb\.inv_freq",
+    pattern=r".*rotary_emb\.inv_freq",
     reason="computed from rope_theta; older versions of transformers saved it",
+)
+TIED_HEAD = IgnoredKeys(
+    pattern=r"lm_head\.weight",
+    reason="tied: the head is loaded from the embedding, which holds the same values",
+)
+# Repositories of Mistral's models hold the weights a second time, beside the files of the index.
+CONSOLIDATED = IgnoredKeys(
+    pattern=r"(layers|tok_embeddings|norm|output)\..*",
+    reason="the same weights under the names of the original code, in consolidated.safetensors",
 )
 
 
@@ -50,6 +59,30 @@ def build_weight_map(
         bias = f"{keys.names.head}.bias"
         entries.append(WeightEntry("lm_head.bias", [bias], [(architecture.vocab_size,)], "column_bias"))
     return WeightMap(entries=entries, ignored=ignored)
+
+
+def second_copies(weights: WeightMap, left_out: Sequence[str]) -> list[IgnoredKeys]:
+    """Keys in files beside the checkpoint's, which the plugin reads as well.
+
+    Args:
+        left_out: Names of these files.
+    """
+    is_there = any(name.startswith("consolidated") for name in left_out)
+    apart = all(key.startswith(("model.", "lm_head.")) for entry in weights.entries for key in entry.keys)
+    return [CONSOLIDATED] if is_there and apart else []
+
+
+def possibly_unused(architecture: Architecture, weights: WeightMap) -> list[IgnoredKeys]:
+    """Keys that some checkpoints of this architecture have and no parameter needs."""
+    head = next(entry for entry in weights.entries if entry.parameter == "lm_head.weight")
+    possible = [INV_FREQ] if architecture.rope else []
+    possible += [TIED_HEAD] if architecture.head.tied and "lm_head.weight" not in head.keys else []
+    return possible + weights.ignored
+
+
+def unused_pattern(ignored: Iterable[IgnoredKeys]) -> str:
+    """One regular expression for all of them; it matches no key when there are none."""
+    return "|".join(dict.fromkeys(item.pattern for item in ignored))
 
 
 def norm_entries(norm: Norm, parameter: str, key: str, size: int) -> list[WeightEntry]:
@@ -220,8 +253,7 @@ def _embedding_key(architecture: Architecture, keys: CheckpointKeys, ignored: li
     if architecture.head.tied and head in keys.others:
         if embedding not in keys.others:
             return head
-        reason = "tied: the head is loaded from the embedding, which holds the same values"
-        ignored.append(IgnoredKeys(head.replace(".", r"\."), reason))
+        ignored.append(IgnoredKeys(head.replace(".", r"\."), TIED_HEAD.reason))
     return embedding
 
 

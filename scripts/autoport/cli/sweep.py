@@ -25,7 +25,8 @@ def command(
     tp: Annotated[
         list[int] | None,
         typer.Option(
-            "--tp", help="TP size to prove (may be repeated; default 1, 2, and 4 where it is valid)."
+            "--tp",
+            help="TP size to prove (may be repeated; default 1 and 2). With 4 the checkpoints have twice the heads.",
         ),
     ] = None,
     resume: Annotated[
@@ -38,7 +39,16 @@ def command(
     from autoport.errors import ExitCode, refuse
     from autoport.validation import landscape
     from autoport.validation.ranks import check_installed
-    from autoport.validation.sweep import Result, code_digest, read_report, summary, sweep, write_report
+    from autoport.validation.sweep import (
+        WIDE,
+        Result,
+        code_digest,
+        merge,
+        read_report,
+        summary,
+        sweep,
+        write_report,
+    )
 
     check_installed()
     known = landscape.names()
@@ -52,10 +62,11 @@ def command(
     results = read_report(out)
     if resume:
         current = code_digest()
-        wanted = [name for name in wanted if name not in results or results[name].code != current]
+        done = {name: row.wide if tp == [WIDE] else row for name, row in results.items()}
+        wanted = [name for name in wanted if (row := done.get(name)) is None or row.code != current]
 
     def show(result: Result) -> None:
-        results[result.name] = result
+        results[result.name] = merge(results.get(result.name), result, tp or ())
         write_report(list(results.values()), out)
         note = "; ".join(result.reasons)[:200]
         print(f"{result.verdict:8} {result.name} ({result.seconds:.0f} s) {note}", file=sys.stderr)

@@ -176,7 +176,8 @@ def implementation(port: Port, variant: Variant, base: Implementation) -> dict[s
     if not variant.formats:
         return {f"{folder}/{variant.module}.py": render_python("variant/plain.py.j2", **context)}
     layout, view = LAYOUTS[variant.name]
-    context |= {"layout": layout, "view": Checked(view)}
+    base_text = (port.workspace.model_dir(port.name) / f"{base.module}.py").read_text(encoding="utf-8")
+    context |= {"layout": layout, "view": Checked(view), "checks_keys": "unused_keys" in base_text}
     return {
         f"{folder}/{variant.module}.py": render_python("variant/quantized.py.j2", **context),
         f"{folder}/{WEIGHTS}": render_python(f"variant/{WEIGHTS}.j2", **context),

@@ -1,6 +1,7 @@
 """The package of a draft model, and its row in the plugin's registry."""
 
 from autoport.analysis.draft import HF_NAME, NOT_PORTED, DraftPlan
+from autoport.analysis.weight_map import INV_FREQ, unused_pattern
 from autoport.codegen.context import architecture_context
 from autoport.codegen.gaps import gap_context
 from autoport.codegen.register import edited
@@ -53,6 +54,7 @@ def render_draft(name: str, package: str, plan: DraftPlan) -> dict[str, str]:
         "exports": sorted([HF_NAME, f"{prefix}Config", "UnsupportedConfigError"]),
         "arch": plan.architecture,
         "weights": {"single": plan.weights.entries, "layered": [], "moe": [], "dense": []},
+        "unused_keys": unused_pattern((INV_FREQ, *plan.weights.ignored)),
         "attention_input": Checked("2 * self.hidden_size"),
         "norm_before_residual": plan.norm_before_residual,
         "own_embedding": plan.own_embedding,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from autoport.analysis.weight_map import possibly_unused, unused_pattern
 from autoport.codegen.add_variant import declare
 from autoport.codegen.add_variant import run as add_variant
 from autoport.codegen.context import architecture_context, own_loaders
@@ -107,6 +108,7 @@ def render_context(plan: Plan, package: str, variants: Sequence[Variant] = (BASE
                 "moe": layered["moe"],
                 "dense": layered["dense"],
             },
+            "unused_keys": unused_pattern(possibly_unused(plan.architecture, plan.weights)),
             "per_head_keys": any(
                 len(entry.keys) > 1 for entry in plan.weights.entries if entry.transform == "q_heads"
             ),

@@ -5,6 +5,7 @@ filters here, each of which quotes the value or checks it; printing anything els
 """
 
 import ast
+import contextlib
 import functools
 import json
 import keyword
@@ -130,6 +131,24 @@ def size(value: Any) -> Checked:
     return Checked(value)
 
 
+def pattern(value: Any) -> Checked:
+    """A raw string literal of a regular expression over checkpoint keys.
+
+    Raises:
+        Refusal: GEN-PATTERN for what is none, or has characters that no key and no operator needs.
+    """
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.\\|()*+?-]*", value):
+        with contextlib.suppress(re.error):
+            re.compile(value)
+            return Checked(f'r"{value}"')
+    raise refuse(
+        "GEN-PATTERN",
+        f"{value!r} is no pattern of checkpoint keys",
+        "plan.json",
+        "run 'autoport analyze' again",
+    )
+
+
 def markdown(value: Any) -> Checked:
     """One line of Markdown text in which nothing is markup and no table cell ends early."""
     line = " ".join(str(value).split())
@@ -160,7 +179,20 @@ def comment(value: Any) -> Checked:
     return Checked("".join(char for char in line if char.isprintable()))
 
 
-FILTERS = (py, identifier, weight_name, weight_keys, reading, size, markdown, code_span, shell, toml, comment)
+FILTERS = (
+    py,
+    identifier,
+    weight_name,
+    weight_keys,
+    reading,
+    size,
+    pattern,
+    markdown,
+    code_span,
+    shell,
+    toml,
+    comment,
+)
 
 
 def _only_checked(value: Any) -> Any:

@@ -38,9 +38,8 @@ def read_checkpoint(source: Source) -> Checkpoint:
             files); all at once.
     """
     before = source.bytes_read
-    notes: list[str] = []
     weight_map = _read_index(source)
-    files = _files(source, weight_map, notes)
+    files, left_out = _files(source, weight_map)
     problems: list[Problem] = []
     tensors: dict[str, TensorHeader] = {}
     for file in files:
@@ -68,7 +67,8 @@ def read_checkpoint(source: Source) -> Checkpoint:
         tensors=tensors,
         total_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         bytes_read=source.bytes_read - before,
-        notes=notes,
+        left_out=left_out,
+        notes=[f"not part of the checkpoint: {', '.join(left_out)}"] if left_out else [],
     )
 
 
@@ -92,8 +92,8 @@ def _read_index(source: Source) -> dict[str, str] | None:
     return dict(weight_map)
 
 
-def _files(source: Source, weight_map: dict[str, str] | None, notes: list[str]) -> list[str]:
-    """The safetensors files that make up the checkpoint, in name order."""
+def _files(source: Source, weight_map: dict[str, str] | None) -> tuple[list[str], list[str]]:
+    """The safetensors files that make up the checkpoint, and the others beside them, in name order."""
     present = sorted(name for name in source.sizes if name.endswith(".safetensors"))
     if weight_map is not None:
         named = set(weight_map.values())
@@ -119,9 +119,7 @@ def _files(source: Source, weight_map: dict[str, str] | None, notes: list[str]) 
         )
     else:
         raise _no_safetensors(source)
-    if set(present) - named:
-        notes.append(f"not part of the checkpoint: {', '.join(sorted(set(present) - named))}")
-    return sorted(named)
+    return sorted(named), sorted(set(present) - named)
 
 
 def pickle_files(source: Source) -> list[str]:

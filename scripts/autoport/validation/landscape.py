@@ -41,8 +41,27 @@ def names() -> list[str]:
     return found
 
 
-def build_checkpoint(name: str, folder: Path, seed: int = 0) -> Path:
+# Names of a config's head counts and of its width.
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads")
+WIDTHS = ("hidden_size", "n_embd", "d_model")
+
+
+def doubled_heads(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with twice the heads, so that four ranks have an even number of them.
+
+    A single KV head stays one. The width doubles, too, where head_dim follows from it.
+    """
+    names = [*HEADS, *(name for name in KV_HEADS if config.get(name) != 1)]
+    names += [] if "head_dim" in config else WIDTHS
+    return config | {name: 2 * config[name] for name in names if name in config}
+
+
+def build_checkpoint(name: str, folder: Path, seed: int = 0, double_heads: bool = False) -> Path:
     """Write a tiny checkpoint of the real class, as one of `names`, with random weights.
+
+    Args:
+        double_heads: Build it with `doubled_heads`.
 
     Raises:
         Refusal: SWEEP-NAME for an unknown name, PROOF-CLASS when transformers lacks the class.
@@ -54,7 +73,8 @@ def build_checkpoint(name: str, folder: Path, seed: int = 0) -> Path:
     entry = load().get(model_type)
     if entry is None or (variant and variant not in entry.variants):
         raise refuse("SWEEP-NAME", f"{name!r} is not in the landscape", "option --arch", "see landscape.json")
-    values = {**entry.config, **entry.variants.get(variant, {}), "architectures": [entry.hf_name]}
+    values = {**entry.config, **entry.variants.get(variant, {})}
+    values = (doubled_heads(values) if double_heads else values) | {"architectures": [entry.hf_name]}
     reference_class(values, folder / "config.json")
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **values, dtype="bfloat16")

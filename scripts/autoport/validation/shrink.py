@@ -108,7 +108,10 @@ def _shrink_widths(value: Mapping[str, Any], heads: int) -> tuple[int, int, int 
     real_hidden, real_width = value["hidden_size"], value["num_heads"] * value["head_dim"]
 
     def as_real(hidden: int) -> bool:
-        return all((hidden % multiple == 0) == (real_hidden % multiple == 0) for multiple in HIDDEN_MULTIPLES)
+        splits = (hidden % heads == 0) == (real_hidden % value["num_heads"] == 0)  # some classes ask for it
+        return splits and all(
+            (hidden % multiple == 0) == (real_hidden % multiple == 0) for multiple in HIDDEN_MULTIPLES
+        )
 
     for head_dim in range(min(MIN_HEAD_DIM, value["head_dim"]), MAX_HEAD_DIM + 1, 2):
         width = heads * head_dim

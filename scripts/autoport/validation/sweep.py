@@ -29,6 +29,7 @@ from autoport.workspace import Port, Workspace, write_atomic
 
 TIME_LIMIT = 600.0  # seconds for one port with its proof
 PORT_NAME = "swept"
+WIDE = 4  # TP size for which the checkpoint has twice the heads
 Verdict = Literal["ported", "red", "refused", "failed"]
 MARKS = {"ported": "✅ proven", "red": "❌ red", "refused": "refused", "failed": "❌ failed"}
 
@@ -46,6 +47,7 @@ class Result(msgspec.Struct):
         r_ratio: Largest R in bfloat16.
         lines: Lines of its model.py.
         code: Digest of the code that it was swept with.
+        wide: The same with twice the heads at TP 4, which four heads do not allow.
     """
 
     name: str
@@ -60,6 +62,16 @@ class Result(msgspec.Struct):
     r_ratio: float | None = None
     lines: int = 0
     code: str = ""
+    wide: "Result | None" = None
+
+
+def merge(previous: Result | None, result: Result, tp_sizes: Sequence[int]) -> Result:
+    """The row for the report: what was swept at TP 4 alone stands beside what was swept without."""
+    if previous is None:
+        return result
+    if list(tp_sizes) == [WIDE]:
+        return msgspec.structs.replace(previous, wide=result)
+    return msgspec.structs.replace(result, wide=previous.wide)
 
 
 def sweep(
@@ -145,15 +157,17 @@ def code_digest() -> str:
 
 
 def port_one(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
-    """Build the checkpoint of one entry, run every step on it, and judge."""
-    checkpoint = landscape.build_checkpoint(name, folder / "checkpoint")
+    """Build the checkpoint of one entry, run every step on it, and judge.
+
+    Args:
+        tp_sizes: Sizes to prove; none for 1 and, where it is valid, 2.
+    """
+    checkpoint = landscape.build_checkpoint(name, folder / "checkpoint", double_heads=WIDE in tp_sizes)
     port = Port(Workspace.create(str(folder / "workspace")), PORT_NAME, str(checkpoint.resolve()))
     options = Options(dry_run=True, confirm=True, tp_sizes=list(tp_sizes))
     problems = []
     try:
         for step in STEPS:
-            if step == "prove" and not tp_sizes:
-                options.tp_sizes = _provable(port.read_state("plan.json", Plan, "analyze"))
             outcome = run_step(port, step, options)
             if outcome.status != "done":
                 problems.append(f"{step}: {outcome.summary}")
@@ -172,12 +186,6 @@ def port_one(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
     result.r_ratio = max((ratio for ratio in ratios if ratio is not None), default=None)
     result.lines = (port.workspace.model_dir(PORT_NAME) / "model.py").read_text().count("\n")
     return result
-
-
-def _provable(plan: Plan) -> list[int]:
-    """The sizes that are proven by default, and TP 4 where the heads allow it; empty for the default."""
-    broken = {size.tp_size: [v for v in size.violations if v.rule != "MEM"] for size in plan.tp.candidates}
-    return [1, 2, 4] if not any(broken.get(size, [size]) for size in (1, 2, 4)) else []
 
 
 def _result(name: str, verdict: Verdict, reasons: list[str]) -> Result:
@@ -221,10 +229,12 @@ def summary(results: Sequence[Result]) -> str:
     counted = [group for group in by_type.values() if group[0].category in ("dense", "moe")]
     default = sum(group[0].verdict == "ported" for group in counted)
     complete = sum(all(result.verdict == "ported" for result in group) for group in counted)
-    wrong = sum(result.verdict in ("red", "failed") for result in results)
+    wide = [result.wide for result in results if result.wide]
+    proven = sum(result.verdict == "ported" for result in wide)
+    wrong = sum(result.verdict in ("red", "failed") for result in (*results, *wide))
     return (
         f"{default} of {len(counted)} dense and MoE architectures of this sweep ported and proven "
-        f"({complete} with all variants); {wrong} red or failed"
+        f"({complete} with all variants), {proven} rows at TP {WIDE}, too; {wrong} red or failed"
     )
 
 
@@ -232,19 +242,26 @@ def _markdown(results: Sequence[Result]) -> Iterator[str]:
     yield "# Coverage of the architectures in transformers\n"
     yield (
         "A tiny checkpoint of each class, random weights, ported by `autoport port` and proven on the simulator "
-        "against the Hugging Face class. `autoport sweep` writes this file.\n"
+        "against the Hugging Face class. `autoport sweep` writes this file. The column TP 4 is of a checkpoint with "
+        "twice the heads (`autoport sweep --tp 4`).\n"
     )
     yield f"{summary(results)}.\n"
-    yield "| architecture | class | verdict | TP | float32 error | bfloat16 R | model.py | composed or reason | s |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    columns = "architecture", "class", "verdict", "TP", "float32 error", "bfloat16 R", "TP 4", "model.py"
+    yield f"| {' | '.join(columns)} | composed or reason | s |"
+    yield "|---" * (len(columns) + 2) + "|"
     for result in results:
-        notes = "; ".join(result.reasons or result.composed).replace("|", "/").replace("\n", " ")[:300]
+        wide = result.wide
+        notes = (
+            "; ".join(result.reasons or (wide and wide.reasons) or result.composed)
+            .replace("|", "/")
+            .replace("\n", " ")[:300]
+        )
         error = "" if result.error is None else f"{result.error:.1e}"
         ratio = "" if result.r_ratio is None else f"{result.r_ratio:.2f}"
         sizes = ", ".join(map(str, result.tp_sizes))
         yield (
             f"| {result.name} | `{result.hf_name}` | {MARKS[result.verdict]} | {sizes} | {error} | {ratio} | "
-            f"{result.lines or ''} | {notes} | {result.seconds:.0f} |"
+            f"{MARKS[wide.verdict] if wide else ''} | {result.lines or ''} | {notes} | {result.seconds:.0f} |"
         )
 
 

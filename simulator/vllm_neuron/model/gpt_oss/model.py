@@ -13,6 +13,7 @@ of which a token passes K. Weights are [in, out].
 """
 
 import math
+import re
 from typing import Any
 
 import nki.language as nl
@@ -161,9 +162,8 @@ class GptOssAttention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(self.num_heads, dtype=dtype))
         set_weight_loader(self.sinks, sharding_weight_loader(0, self.num_heads, tp_size))
         self.o_proj_weight = nn.Parameter(torch.empty(q_size, self.hidden_size, dtype=dtype))
-        set_weight_loader(
-            self.o_proj_weight, sharding_weight_loader(0, q_size, tp_size, is_storage_transposed=True)
-        )
+        row_loader = sharding_weight_loader(0, q_size, tp_size, is_storage_transposed=True)
+        set_weight_loader(self.o_proj_weight, row_loader)
         # >>> PARALLELISM: the ranks' outputs are summed, so each adds its share of the bias <<<
         self.o_proj_bias = nn.Parameter(torch.empty(self.hidden_size, dtype=dtype))
         set_weight_loader(self.o_proj_bias, scaled_bias_loader(tp_size))
@@ -434,15 +434,13 @@ class GptOssDecoderLayer(nn.Module):
     ) -> Tensor:
         """[T/TP, H] in prefill, [T, H] in decode; same shape out."""
         # <-- MODEL-SPECIFIC: a norm before each block, none after, plain residuals
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        hidden_states = self.self_attn(hidden_states, position_embeddings, attn_metadata, decode_mask)
-        hidden_states = residual + hidden_states
+        normed = self.input_layernorm(hidden_states)
+        output = self.self_attn(normed, position_embeddings, attn_metadata, decode_mask)
+        hidden_states = hidden_states + output
 
-        residual = hidden_states
         # The decode operator of the experts applies the norm itself.
-        hidden_states = self.mlp(hidden_states, self.post_attention_layernorm, is_prefill=decode_mask is None)
-        return residual + hidden_states
+        output = self.mlp(hidden_states, self.post_attention_layernorm, is_prefill=decode_mask is None)
+        return hidden_states + output
 
 
 # ===== Section 6: Backbone ========================================================================
@@ -532,6 +530,8 @@ class GptOssModel(nn.Module):
 # ===== Section 7: LM head =========================================================================
 class GptOssForCausalLM(nn.Module, SupportsEagle3):
     """The model as the runner calls it."""
+
+    unused_keys = r".*rotary_emb\.inv_freq"  # of a checkpoint: what no parameter needs
 
     def __init__(self, config: GptOssConfig):
         super().__init__()
@@ -643,16 +643,17 @@ class GptOssForCausalLM(nn.Module, SupportsEagle3):
         """Load this rank's shard of a checkpoint (folder or hub id).
 
         Raises:
-            RuntimeError: A parameter found no weights.
+            RuntimeError: Parameters found no weights, or keys no parameter.
         """
-        result = SafetensorsCheckpoint(checkpoint_path, cache_dir).load_sharded_pipelined(
-            self.tp_group.rank_in_group, self.tp_group.world_size, self, self.weight_mappings(), device
+        checkpoint, group = SafetensorsCheckpoint(checkpoint_path, cache_dir), self.tp_group
+        result = checkpoint.load_sharded_pipelined(
+            group.rank_in_group, group.world_size, self, self.weight_mappings(), device, strict=False
         )
+        unknown = [key for key in result.unexpected_keys if not re.fullmatch(self.unused_keys, key)]
+        if result.missing_keys or unknown:
+            raise RuntimeError(f"no weights for {result.missing_keys}, no parameter for {unknown}")
         # assign: the parameters are on the meta device, there is nothing to copy into.
         self.load_state_dict(result.state_dict, strict=False, assign=True)
-        not_loaded = [name for name, parameter in self.named_parameters() if parameter.is_meta]
-        if not_loaded:
-            raise RuntimeError(f"no weights for {', '.join(not_loaded)}")
 
     def weight_mappings(self) -> dict[str, str | list[str]]:
         """Checkpoint keys of each parameter, in the order its loader takes them."""

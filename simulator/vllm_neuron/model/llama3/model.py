@@ -12,6 +12,7 @@ positions, H hidden size, V vocabulary, Nh query and Nkv KV heads of a rank, Dh 
 """
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -109,9 +110,8 @@ class LlamaAttention(nn.Module):
         )
         set_weight_loader(self.qkv_proj_weight, qkv_loader)
         self.o_proj_weight = nn.Parameter(torch.empty(q_size, self.hidden_size, dtype=dtype))
-        set_weight_loader(
-            self.o_proj_weight, sharding_weight_loader(0, q_size, tp_size, is_storage_transposed=True)
-        )
+        row_loader = sharding_weight_loader(0, q_size, tp_size, is_storage_transposed=True)
+        set_weight_loader(self.o_proj_weight, row_loader)
 
     def forward(
         self,
@@ -273,15 +273,12 @@ class LlamaDecoderLayer(nn.Module):
     ) -> Tensor:
         """[T/TP, H] in prefill, [T, H] in decode; same shape out."""
         # <-- MODEL-SPECIFIC: a norm before each block, none after, plain residuals
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        hidden_states = self.self_attn(hidden_states, position_embeddings, attn_metadata, decode_mask)
-        hidden_states = residual + hidden_states
+        normed = self.input_layernorm(hidden_states)
+        output = self.self_attn(normed, position_embeddings, attn_metadata, decode_mask)
+        hidden_states = hidden_states + output
 
-        residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = self.mlp(hidden_states, is_prefill=decode_mask is None)
-        return residual + hidden_states
+        output = self.mlp(self.post_attention_layernorm(hidden_states), is_prefill=decode_mask is None)
+        return hidden_states + output
 
 
 # ===== Section 6: Backbone ========================================================================
@@ -353,6 +350,8 @@ class LlamaModel(nn.Module):
 # ===== Section 7: LM head =========================================================================
 class LlamaForCausalLM(nn.Module, SupportsEagle3):
     """The model as the runner calls it."""
+
+    unused_keys = r".*rotary_emb\.inv_freq|lm_head\.weight"  # of a checkpoint: what no parameter needs
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
@@ -463,16 +462,17 @@ class LlamaForCausalLM(nn.Module, SupportsEagle3):
         """Load this rank's shard of a checkpoint (folder or hub id).
 
         Raises:
-            RuntimeError: A parameter found no weights.
+            RuntimeError: Parameters found no weights, or keys no parameter.
         """
-        result = SafetensorsCheckpoint(checkpoint_path, cache_dir).load_sharded_pipelined(
-            self.tp_group.rank_in_group, self.tp_group.world_size, self, self.weight_mappings(), device
+        checkpoint, group = SafetensorsCheckpoint(checkpoint_path, cache_dir), self.tp_group
+        result = checkpoint.load_sharded_pipelined(
+            group.rank_in_group, group.world_size, self, self.weight_mappings(), device, strict=False
         )
+        unknown = [key for key in result.unexpected_keys if not re.fullmatch(self.unused_keys, key)]
+        if result.missing_keys or unknown:
+            raise RuntimeError(f"no weights for {result.missing_keys}, no parameter for {unknown}")
         # assign: the parameters are on the meta device, there is nothing to copy into.
         self.load_state_dict(result.state_dict, strict=False, assign=True)
-        not_loaded = [name for name, parameter in self.named_parameters() if parameter.is_meta]
-        if not_loaded:
-            raise RuntimeError(f"no weights for {', '.join(not_loaded)}")
 
     def weight_mappings(self) -> dict[str, str | list[str]]:
         """Checkpoint keys of each parameter, in the order its loader takes them."""
