@@ -3,13 +3,16 @@
 import copy
 import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
-from autoport.cli import review
+from autoport.cli import app, review
 from doc_checks import ROOT
+from typer.testing import CliRunner
 
 spec = importlib.util.spec_from_file_location("evals_run", ROOT / "evals" / "run.py")
 runner = importlib.util.module_from_spec(spec)
@@ -60,23 +63,47 @@ def test_assertions(tmp_path: Path, assertion: str, expected: bool):
     assert runner.holds(assertion, tmp_path) is expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_prepared_scenario_is_not_passed_yet(name: str, tmp_path: Path):
-    folder = tmp_path / "a folder with spaces"
-    runner.prepare(CASES[name], folder)
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a scenario's autoport commands here: each would import torch anew."""
+
+    def run(command: list[str], cwd: Path, check: bool) -> None:
+        assert (command[:3], check) == ([sys.executable, "-m", "autoport"], True)
+        with monkeypatch.context() as patch:
+            patch.chdir(cwd)
+            result = CliRunner().invoke(app, command[3:])
+        assert result.exit_code == 0, result.output
+
+    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(run=run))
+
+
+def prepared(case: dict[str, Any], folder: Path) -> None:
+    """Prepare a scenario; nothing of it is done yet."""
+    runner.prepare(case, folder)
     (folder / runner.REPLY).write_text("")
-    assert not all(runner.holds(text, folder) for text in CASES[name]["assertions"])
+    assert not all(runner.holds(text, folder) for text in case["assertions"])
 
 
-@pytest.mark.slow
+def test_a_scenario_is_prepared_by_the_command(tmp_path: Path):
+    folder = tmp_path / "a folder with spaces"
+    prepared(CASES["dry-run-port"], folder)
+    assert (folder / "workspace").is_dir()
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("dry-run-port", "hand-written-port")])
+def test_prepared_scenario_is_not_passed_yet(name: str, tmp_path: Path):
+    prepared(CASES[name], tmp_path / "a folder with spaces")
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_scenario_is_passed_by_who_does_it(tmp_path: Path):
-    case = CASES["hand-written-port"]
-    runner.prepare(case, tmp_path)
+    folder, case = tmp_path / "a folder with spaces", CASES["hand-written-port"]
+    prepared(case, folder)
     with pytest.raises(typer.Exit) as stopped:
-        review.command("qwen2", workspace=tmp_path / "workspace")
+        review.command("qwen2", workspace=folder / "workspace")
     assert stopped.value.exit_code == 1
-    (tmp_path / runner.REPLY).write_text(
+    (folder / runner.REPLY).write_text(
         "BIAS-2D at model.py:208, FWD-DEVICE at model.py:60, META-INIT at model.py:50"
     )
-    assert all(runner.holds(text, tmp_path) for text in case["assertions"])
+    assert all(runner.holds(text, folder) for text in case["assertions"])
