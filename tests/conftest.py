@@ -1,11 +1,16 @@
-"""Settings of the whole test session."""
+"""Settings of the whole test session, and what several folders take from one place."""
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from smollm2 import SmolLM2
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that; tests that interrupt a child need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,3 +27,12 @@ def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     if before[0] is not None:
         os.environ["TMPDIR"] = before[0]
     tempfile.tempdir = before[1]
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SmolLM2"]:
+    from smollm2 import SmolLM2
+
+    folder = tmp_path_factory.mktemp("smollm2")
+    yield SmolLM2(folder)
+    shutil.rmtree(folder)  # 270 MB

@@ -30,9 +30,13 @@ def hostile_folder(tmp_path, monkeypatch):
     return mark
 
 
-def test_the_probe_imports_nothing_of_the_current_folder(hostile_folder):
+def test_the_probe_confirms_a_model_and_imports_nothing_of_the_current_folder(hostile_folder):
     facts, _ = research(".")
-    probe(facts)
+    assert probe(facts) == []
+    confirmed = {finding.topic for finding in facts.modeling.findings if finding.confirmed}
+    assert confirmed == {"norm", "rope", "activation"}
+    activation = next(finding for finding in facts.modeling.findings if finding.topic == "activation")
+    assert activation.value["function"] == "silu"
     assert not hostile_folder.exists()
 
 

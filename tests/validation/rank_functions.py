@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -43,8 +44,9 @@ def hang(rank, folder):
         time.sleep(60)
 
 
-def pid(rank):
-    return os.getpid()
+def start(rank):
+    """The process that this one was forked from, and what it had imported."""
+    return os.getppid(), {"torch", "transformers", "vllm"} & sys.modules.keys()
 
 
 def generate(rank, subject, checkpoint, prompts, new_tokens):

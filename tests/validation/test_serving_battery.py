@@ -80,11 +80,6 @@ def session(server, **changes):
     return Session(**(options | changes))
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(battery_checks, "ABORT_SECONDS", 0.3)
-
-
 def test_a_sound_server_passes_every_check():
     with fake() as server:
         results = run_battery(session(server), lambda: True)

