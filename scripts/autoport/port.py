@@ -178,6 +178,18 @@ def run_port(port: Port, options: Options, on_start: Callable[[str, Step], None]
             return
 
 
+def forget_stale_source(port: Port) -> None:
+    """Let Step 1 run again where config.json on the hub is another one now; files are part of its fingerprint."""
+    if "research" not in port.manifest.steps or not port.has_state("facts.json"):
+        return
+    from autoport.research.stale import what_changed
+    from autoport.schema import Facts
+
+    facts = port.read_state("facts.json", Facts, "research")
+    if facts.config_content and what_changed(port.source, facts):
+        del port.manifest.steps["research"]
+
+
 def next_step(port: Port, options: Options) -> str:
     """The first step that a run would do, e.g. ``generate``; empty when everything is up to date."""
     return next((name for name in STEPS if not is_current(port, name, options)), "")

@@ -99,6 +99,7 @@ class Facts(msgspec.Struct):
     Attributes:
         config: The config as it was read.
         config_digest: SHA-256 of config.json's content as it was read (see `research.config.config_digest`).
+        config_content: The hub's id of that content, empty for a local folder (see `research.source.Source`).
         architecture: Exact string of `architectures`, the one used for registration.
         fields: Semantic fields under their standard names (``hidden_size``, ``norm_eps``, ``rope``, ...).
         text_path: Where the decoder's config stands in `config`, e.g. ``"text_config."``; empty for the top.
@@ -123,6 +124,7 @@ class Facts(msgspec.Struct):
     model_type: Fact
     fields: dict[str, Fact]
     config_digest: str = ""
+    config_content: str = ""
     text_path: str = ""
     declared: dict[str, Fact] = {}
     unconsumed: dict[str, Any] = {}

@@ -1,5 +1,6 @@
 """Local folders and hub ids; the hub is a small server on this machine that serves ranges."""
 
+import hashlib
 import http.server
 import json
 import os
@@ -12,11 +13,20 @@ import time
 import types
 
 import pytest
+from autoport.analysis.step import read_current_facts
 from autoport.errors import Refusal
+from autoport.port import Options, forget_stale_source, is_current, run_step
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
+from autoport.workspace import Port, Workspace
 from checkpoints import real_config, write_checkpoint
+
+
+def content_id(path):
+    """As the hub has one: another content is another id."""
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read(10_000)).hexdigest()
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -48,7 +58,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self._bytes(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
         elif "/tree/" in path:
             files = [
-                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0"}
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": content_id(file)}
                 for file in sorted(self.folder.iterdir())
             ]
             self._json(files)
@@ -129,6 +139,30 @@ def test_a_connection_that_fails_is_tried_again(hub, failures):
     assert read_checkpoint(source).tensors == expected
     assert hub.failures == []
     assert source.bytes_read == hub.sent
+
+
+def test_a_config_that_changed_on_the_hub_is_told_without_reading_it_again(hub, tmp_path, monkeypatch):
+    config = real_config("yi-6b")
+    write_checkpoint(hub.folder, config)
+    (tmp_path / "ws" / "vllm_neuron" / "model").mkdir(parents=True)
+    (tmp_path / "ws" / "vllm_neuron" / "__init__.py").touch()
+    port = Port(Workspace.find(tmp_path / "ws"), "yi", "owner/model")
+    run_step(port, "research", Options())
+    sent = hub.sent
+    forget_stale_source(port)
+    assert "research" in port.manifest.steps
+    assert read_current_facts(port).config == config
+    write_checkpoint(hub.folder, config | {"rope_theta": 1.0})
+    with pytest.raises(Refusal, match=r"PORT-STALE: config\.json changed on the hub"):
+        read_current_facts(port)
+    with monkeypatch.context() as offline:
+        use_endpoint(offline, "http://127.0.0.1:9")
+        assert read_current_facts(port).config == config
+        forget_stale_source(port)
+    assert is_current(port, "research", Options())
+    forget_stale_source(port)
+    assert not is_current(port, "research", Options())
+    assert hub.sent == sent
 
 
 def test_a_large_header_goes_on_where_it_stopped(hub, monkeypatch):

@@ -1,7 +1,6 @@
 """Step 2: plan the port; writes plan.json."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -28,8 +27,8 @@ from autoport.analysis.tensor_parallel import (
 from autoport.analysis.weight_map import build_weight_map, second_copies
 from autoport.errors import Refusal, refuse
 from autoport.port import Options, Outcome, Port
-from autoport.research.config import config_digest, load_config
-from autoport.research.source import open_source
+from autoport.research.config import config_digest
+from autoport.research.stale import what_changed
 from autoport.schema import (
     Architecture,
     Checkpoint,
@@ -157,22 +156,19 @@ def _chosen_reference(name: object) -> str:
 
 
 def read_current_facts(port: Port) -> Facts:
-    """What research found, as long as it is whole and config.json of a local source is still the same.
+    """What research found, as long as it is whole and config.json is still the same.
 
     Raises:
-        Refusal: PORT-STATE, PORT-STALE, what `load_config` and `read_state` refuse.
+        Refusal: PORT-STATE, PORT-STALE, what `what_changed` and `read_state` refuse.
     """
     again = f"run 'autoport research {port.name}' again"
     facts = port.read_state("facts.json", Facts, "research")
     if facts.config_digest and not facts.stored_as and config_digest(facts.config) != facts.config_digest:
         found = "is damaged: not the content of config.json at research - at `$.config`"
         raise refuse("PORT-STATE", found, port.state_dir / "facts.json", again)
-    if not facts.config_digest or not Path(port.source).is_absolute():
-        return facts
-    if not Path(facts.config_file).is_file():
-        raise refuse("PORT-STALE", "config.json is gone since research", facts.config_file, again)
-    if config_digest(load_config(open_source(port.source))) != facts.config_digest:
-        raise refuse("PORT-STALE", "config.json changed since research", facts.config_file, again)
+    changed = what_changed(port.source, facts)
+    if changed:
+        raise refuse("PORT-STALE", changed, facts.config_file, again)
     return facts
 
 

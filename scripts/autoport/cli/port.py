@@ -75,7 +75,7 @@ def command(
     from autoport.analysis import decisions
     from autoport.cli.output import EXIT_CODES, note, print_json
     from autoport.cli.port_report import report
-    from autoport.port import STEPS, Options, StepResult, next_step, require_device
+    from autoport.port import STEPS, Options, StepResult, forget_stale_source, next_step, require_device
     from autoport.workspace import Port
 
     options = Options(
@@ -102,6 +102,7 @@ def command(
         decisions.record(port, decisions.parse_overrides(overrides, f"{decisions.user()} with --set"))
         if confirm:
             decisions.record_file(port)
+        forget_stale_source(port)
         first = next_step(port, options)
         if first != "research":
             note(f"{name} exists; going on at {STEPS[first].title}" if first else f"{name} is up to date")

@@ -166,6 +166,7 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
         source=source.name,
         config_file=source.config_file,
         config=dict(config),
+        config_content=source.contents.get(source.config_name, ""),
         architecture=architecture,
         model_type=model_type,
         fields=fields,

@@ -26,6 +26,7 @@ class Source:
     Attributes:
         name: What the user gave.
         sizes: Size in bytes by file name.
+        contents: What tells the content of a file apart from any other, by file name; empty for a local folder.
         bytes_read: Bytes read so far.
         first_read: How many bytes of a file to read when it is not known yet how many are needed.
     """
@@ -35,6 +36,7 @@ class Source:
     def __init__(self, name: str, sizes: dict[str, int]):
         self.name = name
         self.sizes = sizes
+        self.contents: dict[str, str] = {}
         self.bytes_read = 0
 
     @property
@@ -120,6 +122,7 @@ class HubSource(Source):
             entries: list[dict[str, Any]] = self.files.ls(repo_id, detail=True)
         names = {entry["name"].rpartition("/")[2]: entry for entry in entries if entry["type"] == "file"}
         super().__init__(repo_id, {name: int(entry["size"]) for name, entry in names.items()})
+        self.contents = {name: str(entry["blob_id"]) for name, entry in names.items()}
 
     def _read(self, filename: str, start: int, length: int) -> bytes:
         """Read in pieces, so that a dropped connection costs one piece and reading goes on where it stopped."""
