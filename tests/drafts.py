@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from autoport.validation import reference
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig
@@ -94,6 +95,42 @@ def tensors(
         "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill(0, chosen, True),
     }
     return found | ({"embed_tokens.weight": weight(vocab, hidden, 8.0)} if own_embedding else {})
+
+
+@torch.no_grad()
+def fitted(model: Any, layers: list[int], prompts: list[list[int]], steps: int) -> dict[str, Tensor]:
+    """Weights of a draft whose `fc` alone gives the token after the next one, in the model's own greedy runs.
+
+    Args:
+        model: The target, a transformers model.
+        layers: Layers of the target whose inputs the draft takes.
+        steps: New tokens of each run.
+    """
+    hidden, vocab, num_layers = (
+        model.config.hidden_size,
+        model.config.vocab_size,
+        model.config.num_hidden_layers,
+    )
+    before_norm: list[Tensor] = []
+    hook = model.model.norm.register_forward_pre_hook(lambda module, inputs: before_norm.append(inputs[0]))
+    states, targets = [], []
+    for prompt in prompts:
+        ids = prompt + reference.greedy(model, prompt, steps + 2)
+        before_norm.clear()
+        output = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+        inputs = [before_norm[0] if layer == num_layers else output[layer] for layer in layers]
+        states.append(torch.cat(inputs, dim=-1)[0, len(prompt) - 1 : -2])
+        targets += ids[len(prompt) + 1 :]
+    hook.remove()
+    others = [token for token in range(vocab) if token not in targets]
+    chosen = torch.tensor(sorted([*set(targets), *others[: DRAFT_V - len(set(targets))]]))
+    weights = tensors(own_embedding=False, hidden=hidden, vocab=vocab)
+    rows = weights["lm_head.weight"][[chosen.tolist().index(token) for token in targets]]
+    weights["fc.weight"] = torch.linalg.lstsq(torch.cat(states), rows, driver="gelsd").solution.T.contiguous()
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        weights[f"midlayer.{name}.weight"].zero_()
+    weights["norm.weight"].fill_(1.0)
+    return weights | {"d2t": chosen - torch.arange(DRAFT_V)}
 
 
 def write(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Path:

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import torch
-from autoport.validation import scenario
 from autoport.validation.simulated import activate_port, load_port
+
+BLOCK_SIZE, MAX_MODEL_LEN = 32, 128  # tokens
 
 
 def gather(rank, text):
@@ -129,8 +130,10 @@ def drafted(rank, runs, prompts, states, taken, count):
         states: Hidden states of the target [tokens, 3 * H] for each.
     """
     activate_port(rank, next(iter(runs.values()))[0])
-    from vllm_neuron.simulator.metadata import Row
+    from vllm_neuron.simulator.metadata import Row, Step
 
+    prefill = Step(True, 64, BLOCK_SIZE, MAX_MODEL_LEN)
+    decode = Step(False, len(prompts), BLOCK_SIZE, MAX_MODEL_LEN, num_drafts=taken - 1)
     results = {}
     for name, (subject, checkpoint, dtype) in runs.items():
         drafter = load_drafter(subject, checkpoint, dtype, 5, count)
@@ -138,58 +141,31 @@ def drafted(rank, runs, prompts, states, taken, count):
         for index, (ids, state) in enumerate(zip(prompts, states, strict=True)):
             blocks, end = [[3 + 8 * index, 1 + 8 * index, 2 + 8 * index, 4 + 8 * index]], len(ids) - taken
             state = state.to(getattr(torch, dtype))
-            found.append(drafter.propose([Row(ids[:end], 0, blocks)], state[:end], [end], 64))
+            found.append(drafter.propose([Row(ids[:end], 0, blocks)], prefill, state[:end], [end]))
             rows.append(Row(ids[end:], end, blocks))
             parts.append(state[end:])
         accepted = [taken - index for index in range(len(rows))]
-        results[name] = [*found, drafter.propose(rows, torch.cat(parts), accepted)]
+        results[name] = [*found, drafter.propose(rows, decode, torch.cat(parts), accepted)]
     return results
 
 
-def load_drafter(subject, checkpoint, dtype, num_target_layers, count, **options):
+def load_drafter(subject, checkpoint, dtype, num_target_layers, count):
     from transformers import LlamaConfig
-    from vllm_neuron.simulator.drafter import Drafter
+    from vllm_neuron.model.neuron_config import NeuronConfig
+    from vllm_neuron.simulator.drafter import Drafter, load_draft
+    from vllm_neuron.simulator.loading import allocate_kv_caches, make_vllm_config
 
     module = importlib.import_module(f"{subject.package}.model.{subject.name}")
     config = LlamaConfig(**json.loads((Path(checkpoint) / "config.json").read_text()))
     config.dtype = getattr(torch, dtype)
-    options = {"max_model_len": 128, "block_size": 32, "num_blocks": 20} | options
-    return Drafter(
+    model = load_draft(
         module.Eagle3LlamaForCausalLM,
         config,
+        NeuronConfig.from_dict({}),
         checkpoint,
+        make_vllm_config(config, checkpoint, config.dtype, BLOCK_SIZE, MAX_MODEL_LEN),
         num_target_layers=num_target_layers,
         num_speculative_tokens=count,
-        dtype=config.dtype,
-        **options,
     )
-
-
-def speculated(rank, target, checkpoint, drafts, layers, prompts, new_tokens, count):
-    """Plain tokens, and those of a drafted run with the number of its verifying steps, by sampling and draft.
-
-    Args:
-        drafts: Port and checkpoint by name.
-    """
-    from vllm_neuron.simulator.drafter import generate
-
-    activate_port(rank, target)
-    found = {}
-    for sampling, options in (("CPU", {}), ("device", {"neuron_config": {}})):
-        plain = load_port(target, checkpoint, "float32", **options).generate(prompts, new_tokens)
-        harness = load_port(target, checkpoint, "float32", **options)
-        harness.set_aux_hidden_state_layers(layers)
-        for name, (draft, draft_checkpoint) in drafts.items():
-            drafter = load_drafter(
-                draft,
-                draft_checkpoint,
-                "float32",
-                len(harness.model.model.layers),
-                count,
-                embed_tokens=harness.model.model.embed_tokens,
-                block_size=harness.block_size,
-                max_model_len=harness.max_model_len,
-                num_blocks=scenario.NUM_BLOCKS,
-            )
-            found[sampling, name] = plain, *generate(harness, drafter, prompts, new_tokens)
-    return found
+    model.bind_kv_cache(allocate_kv_caches(model.get_kv_spec(), 20, BLOCK_SIZE, config.dtype))
+    return Drafter(model)

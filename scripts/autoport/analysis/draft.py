@@ -49,9 +49,11 @@ class DraftPlan(msgspec.Struct):
         draft_vocab_size: Tokens that it chooses from.
         norm_before_residual: Whether the residual is the hidden state after its norm.
         own_embedding: Whether the checkpoint has an embedding; else the draft takes its target's.
+        served_as: Architecture that vLLM serves the checkpoint as; mostly `HF_NAME`.
     """
 
     source: str
+    served_as: str
     architecture: Architecture
     draft_vocab_size: int
     norm_before_residual: bool
@@ -108,6 +110,7 @@ def plan_draft(source_name: str) -> DraftPlan:
     draft_vocab_size = config.get("draft_vocab_size") or architecture.vocab_size
     return DraftPlan(
         source_name,
+        served_as(config),
         architecture,
         draft_vocab_size,
         bool(config.get("norm_before_residual")),
@@ -164,6 +167,15 @@ def scope_problems(config: Mapping[str, Any], layer: Mapping[str, Any], where: s
             where,
             step,
         )
+
+
+def served_as(config: Mapping[str, Any]) -> str:
+    """The architecture that vLLM's `EAGLEConfig` and `SpeculatorsConfig` give a draft of method eagle3."""
+    names = config.get("architectures")
+    if config.get("speculators_model_type") or not isinstance(names, list) or not names:
+        return HF_NAME
+    name = str(names[0])
+    return name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
 
 
 def as_llama(layer: Mapping[str, Any]) -> dict[str, Any]:

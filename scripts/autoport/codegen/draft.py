@@ -28,7 +28,8 @@ def write_draft(port: Port, plan: DraftPlan, force: bool = False, replace_row: b
     folder = port.workspace.model_dir(port.name).relative_to(port.workspace.root).as_posix()
     texts = render_draft(port.name, port.workspace.package, plan)
     with port.workspace.lock("registry"):
-        before, after = edited(port, HF_NAME, replace_row)
+        aliases = [plan.served_as] if plan.served_as != HF_NAME else []
+        before, after = edited(port, HF_NAME, replace_row, aliases)
         written = port.write_files(STEP, {f"{folder}/{name}": text for name, text in texts.items()}, force)
         if path.read_bytes() != before:
             raise refuse("REG-CHANGED", "changed while it was being edited", path, "run the command again")

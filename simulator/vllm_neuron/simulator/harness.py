@@ -206,7 +206,7 @@ class Harness:
         bucket = get_bucket_for_count(len(rows), self.decode_buckets)
         step = Step(False, bucket, self.block_size, self.max_model_len, self.kv_segment_size, None, count - 1)
         params = torch.tensor([GREEDY] * len(rows)) if self.samples_on_device else None
-        output = self._run(rows, step, params, drafts=torch.tensor([tokens[1:] for tokens in drafts]))
+        output = self._run(rows, step, params)
         self.gathered_logits, self.aux_hidden_states = None, output.aux_hidden_states
         if self.samples_on_device:
             assert output.token_ids is not None

@@ -1,9 +1,9 @@
 """Inputs of one forward: padded tokens and the attention metadata, as the model runner builds them.
 
-A step is one prefill request, or a batch of decode requests with one token each; they are never mixed. Tokens
-are flat (no batch dimension). Padding follows what the runner does, which is not what its documentation says:
-padded tokens have id 0 and write to slot 0, in the null block; -1 stands in block tables, never in slot
-mappings.
+A step is one prefill request, or a batch of decode requests with one token each, and as many drafts after it;
+they are never mixed. Tokens are flat (no batch dimension). Padding follows what the runner does, which is not what
+its documentation says: padded tokens have id 0 and write to slot 0, in the null block; -1 stands in block tables,
+never in slot mappings.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Row:
     """One request's part of a step.
 
     Attributes:
-        token_ids: Tokens to compute.
+        token_ids: Tokens to compute. In a decode step with drafts a row may have fewer than the others.
         start: Position of the first of them; the tokens before it are cached.
         blocks: Per KV group the request's block ids in order of position. They cover the tokens to compute.
     """
@@ -58,6 +58,7 @@ class Step:
         context_len: Decode with block tables for this many tokens; None when it is not compiled for shorter
             contexts than `max_model_len`.
         num_drafts: Drafts that each decode request has after its token, to be verified.
+        max_drafts: Drafts that a decode step of this engine can have, also when this step has none.
     """
 
     is_prefill: bool
@@ -67,11 +68,16 @@ class Step:
     kv_segment_size: int = 0
     context_len: int | None = None
     num_drafts: int = 0
+    max_drafts: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Padded number of tokens."""
         return self.bucket if self.is_prefill else self.bucket * (1 + self.num_drafts)
+
+    def padded_length(self, row: Row) -> int:
+        """Places that the tokens of a row take: in decode those of the drafts, too."""
+        return len(row.token_ids) if self.is_prefill else 1 + self.num_drafts
 
 
 def table_width(max_model_len: int, block_size: int) -> int:
@@ -80,16 +86,16 @@ def table_width(max_model_len: int, block_size: int) -> int:
     return _aligned(blocks, block_size)
 
 
-def window_blocks(sliding_window: int, block_size: int) -> int:
-    """Columns of a decode block table that is trimmed to a sliding window."""
-    return _aligned(sliding_window // block_size + 1, block_size)
+def window_blocks(sliding_window: int, block_size: int, num_drafts: int = 0) -> int:
+    """Columns of a decode block table that is trimmed to a sliding window, with places for the drafts."""
+    return _aligned((sliding_window + num_drafts) // block_size + 1, block_size)
 
 
 def build_tokens(rows: Sequence[Row], step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return input_ids, positions and sampling_positions of a step.
 
     Returns:
-        input_ids: int32 [tokens]; padding is 0.
+        input_ids: int32 [tokens]; padding is 0, also after the tokens of a row with fewer drafts.
         positions: int64 [tokens]; padding repeats the last position in prefill and is 0 in decode.
         sampling_positions: int64 [1] in prefill, [bucket] in decode: place of each request's last token in
             the flat tokens; padding repeats the last one. With drafts, all tokens.
@@ -99,10 +105,10 @@ def build_tokens(rows: Sequence[Row], step: Step) -> tuple[torch.Tensor, torch.T
     """
     _check(rows, step)
     ids = torch.zeros(step.num_tokens, dtype=torch.int32)
-    tokens = [token for row in rows for token in row.token_ids]
+    tokens = [token for row in rows for token in _padded(row.token_ids, step.padded_length(row))]
     ids[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
 
-    real = torch.cat([_positions(row) for row in rows])
+    real = torch.cat([torch.arange(row.start, row.start + step.padded_length(row)) for row in rows])
     positions = torch.full((step.num_tokens,), int(real[-1]) if step.is_prefill else 0, dtype=torch.int64)
     positions[: len(real)] = real
 
@@ -123,7 +129,8 @@ def build_attn_metadata(
       the window for a sliding-window group.
     - ``slot_mapping`` int64 [tokens]: block * block_size + offset; 0 for padding.
     - ``max_query_len`` int: the bucket in prefill, 1 + drafts in decode.
-    - ``block_size``, ``max_blocks_per_seq`` (W), ``decode_token_threshold`` (1 + drafts), ``kv_segment_size`` ints.
+    - ``block_size``, ``max_blocks_per_seq`` (W), ``kv_segment_size`` ints, and ``decode_token_threshold``: 1 + drafts
+      of a step that has some, in every step of the engine.
     - ``cached_seq_len`` int32 [1, 1]: tokens that are cached already, the most of all requests.
     - ``full_block_table_tensor`` int32 [requests, untrimmed W], a tensor of its own.
     - ``swa_kv_pos_offset`` int32 [requests]: position of the first column of a table that may be trimmed; only
@@ -144,7 +151,7 @@ def build_attn_metadata(
             "max_query_len": step.bucket if step.is_prefill else 1 + step.num_drafts,
             "block_size": step.block_size,
             "max_blocks_per_seq": full.shape[1],
-            "decode_token_threshold": 1 + step.num_drafts,
+            "decode_token_threshold": 1 + max(step.num_drafts, step.max_drafts),
             "cached_seq_len": cached,
             "kv_segment_size": step.kv_segment_size,
             "full_block_table_tensor": full.clone(),
@@ -169,8 +176,8 @@ def _num_requests(step: Step) -> int:
     return 1 if step.is_prefill else step.bucket
 
 
-def _positions(row: Row) -> torch.Tensor:
-    return torch.arange(row.start, row.start + len(row.token_ids), dtype=torch.int64)
+def _padded(token_ids: Sequence[int], length: int) -> list[int]:
+    return [*token_ids, *[0] * (length - len(token_ids))]
 
 
 def _check(rows: Sequence[Row], step: Step) -> None:
@@ -180,12 +187,13 @@ def _check(rows: Sequence[Row], step: Step) -> None:
     if step.is_prefill and len(rows) != 1:
         raise ValueError(f"a prefill step takes one request, got {len(rows)}")
     each = 1 + step.num_drafts
-    if not step.is_prefill and any(len(row.token_ids) != each for row in rows):
-        takes = "one token" if each == 1 else f"{each} tokens"
+    if not step.is_prefill and any(len(row.token_ids) > each for row in rows):
+        takes = "one token" if each == 1 else f"up to {each} tokens"
         raise ValueError(f"a decode step takes {takes} per request, got {count} for {len(rows)} requests")
-    if count > step.num_tokens:
+    if sum(step.padded_length(row) for row in rows) > step.num_tokens:
         raise ValueError(f"{count} tokens do not fit the bucket of {step.num_tokens}")
-    longest = max(row.start + len(row.token_ids) for row in rows)
+    # The decode kernel takes the last places of the context for the tokens of the step, also those of padding.
+    longest = max(row.start + step.padded_length(row) for row in rows)
     if longest > step.max_model_len:
         raise ValueError(f"a sequence of {longest} tokens is longer than max_model_len {step.max_model_len}")
     if step.context_len is not None and longest > step.context_len:
@@ -205,23 +213,24 @@ def _slot_mapping(rows: Sequence[Row], table: torch.Tensor, step: Step) -> torch
     slots = torch.zeros(step.num_tokens, dtype=torch.int64)
     done = 0
     for index, row in enumerate(rows):
-        positions = _positions(row)
+        positions = torch.arange(row.start, row.start + len(row.token_ids))
         blocks = table[index, positions // step.block_size].to(torch.int64)
         if bool((blocks == NULL_BLOCK).any()):
             raise ValueError(
                 f"request {index} has no block for one of its tokens (positions {positions.tolist()})"
             )
         slots[done : done + len(positions)] = blocks * step.block_size + positions % step.block_size
-        done += len(positions)
+        done += step.padded_length(row)
     return slots
 
 
 def _trimmed(full: torch.Tensor, rows: Sequence[Row], sliding_window: int, step: Step) -> dict[str, Any]:
-    """The last columns up to each request's current block, and the position that they start at."""
+    """The last columns up to the block of each request's last token, and the position that they start at."""
     longest = full.shape[1] if step.context_len is None else table_width(step.context_len, step.block_size)
-    width = min(window_blocks(sliding_window, step.block_size), longest)
+    width = min(window_blocks(sliding_window, step.block_size, step.num_drafts), longest)
     first = torch.zeros(full.shape[0], dtype=torch.int64)
-    first[: len(rows)] = torch.tensor([max(row.start // step.block_size + 1 - width, 0) for row in rows])
+    last = [(row.start + step.num_drafts) // step.block_size for row in rows]
+    first[: len(rows)] = torch.tensor([max(block + 1 - width, 0) for block in last])
     columns = first.unsqueeze(1) + torch.arange(width)  # [requests, W]
     return {
         "block_table_tensor": full.gather(1, columns),

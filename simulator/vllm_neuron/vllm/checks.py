@@ -28,6 +28,18 @@ NOT_ON_DEVICE: dict[str, Any] = {
     "logprob_token_ids": None,
 }
 
+# Of vLLM's speculative configuration: the values that ask for nothing, and why there are no others.
+NOT_DRAFTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "parallel_drafting": ((False,), "drafts are made one after the other"),
+    "draft_sample_method": (("greedy",), "drafts are greedy"),
+    "rejection_sample_method": (("standard",), "a draft is accepted when it is the token that is sampled"),
+    "num_speculative_tokens_per_batch_size": ((None,), "every step with drafts has as many"),
+    "quantization": ((None,), "drafts are not quantized"),
+    "kv_cache_dtype": ((None, "auto"), "the draft's KV cache has the model's dtype"),
+    "attention_backend": ((None,), "there is one"),
+    "moe_backend": ((None,), "drafts have no experts"),
+}
+
 
 def get_neuron_config(vllm_config: Any) -> NeuronConfig:
     """``additional_config["neuron_config"]`` with `max_logprobs` from the engine unless it is given.
@@ -79,7 +91,7 @@ def _problems(vllm_config: Any) -> Iterator[str]:
     ):
         if value != 1:
             yield f"{name} {value} is not simulated, use 1"
-    for name in ("speculative_config", "lora_config", "kv_transfer_config"):
+    for name in ("lora_config", "kv_transfer_config"):
         if getattr(vllm_config, name) is not None:
             yield f"{name} is not simulated"
     if model.runner_type != "generate":
@@ -92,6 +104,40 @@ def _problems(vllm_config: Any) -> Iterator[str]:
             f"pass hf_overrides={{'dtype': '{wanted}'}} as well"
         )
     yield from _neuron_problems(vllm_config)
+    if vllm_config.speculative_config is not None:
+        yield from _speculative_problems(vllm_config)
+
+
+def _speculative_problems(vllm_config: Any) -> Iterator[str]:
+    config, target = vllm_config.speculative_config, vllm_config.model_config
+    if config.method != "eagle3":
+        yield f"speculative method {config.method!r}, only 'eagle3' is supported"
+        return
+    for name, (plain, why) in NOT_DRAFTED.items():
+        if (value := getattr(config, name)) not in plain:
+            yield f"speculative_config.{name} {value!r}: {why}"
+    tp_size = vllm_config.parallel_config.tensor_parallel_size
+    if config.draft_tensor_parallel_size not in (None, tp_size):
+        yield f"draft_tensor_parallel_size {config.draft_tensor_parallel_size}, use the target's, {tp_size}"
+    if vllm_config.cache_config.cache_dtype in QUANTIZED_KV_CACHE_DTYPES:
+        yield f"kv_cache_dtype {vllm_config.cache_config.cache_dtype!r}: the draft's KV cache has the model's dtype"
+    draft = config.draft_model_config
+    if config.max_model_len not in (None, target.max_model_len):
+        yield f"speculative_config.max_model_len {config.max_model_len}: the draft's is the target's"
+    for name, of_draft, of_target in (
+        ("hidden size", draft.get_hidden_size(), target.get_hidden_size()),
+        ("vocabulary", draft.get_vocab_size(), target.get_vocab_size()),
+    ):
+        if of_draft != of_target:
+            yield f"a draft for a {name} of {of_draft}, the target's is {of_target}"
+    # A step is prefill when it has more tokens than decode can have.
+    most = 1 + config.num_speculative_tokens
+    try:
+        smallest = StepSizes.from_config(vllm_config, get_neuron_config(vllm_config)).prefill_buckets[0]
+    except ValueError:
+        return
+    if smallest <= most:
+        yield f"num_batched_tokens_buckets begin at {smallest}; with {most - 1} drafts they must be above {most}"
 
 
 def _neuron_problems(vllm_config: Any) -> Iterator[str]:
@@ -142,7 +188,7 @@ def check_sampling_params(params: Any, vllm_config: Any) -> None:
 
     Raises:
         VLLMValidationError: It asks for prompt log-probabilities, for structured output while that is off, or, with
-            on-device sampling, for more than temperature, top_k, top_p and log-probabilities.
+            on-device sampling or drafts, for more than temperature, top_k, top_p and log-probabilities.
     """
     neuron_config = get_neuron_config(vllm_config)
     if getattr(params, "prompt_logprobs", None) is not None:
@@ -155,7 +201,8 @@ def check_sampling_params(params: Any, vllm_config: Any) -> None:
             "structured outputs are off; set additional_config.neuron_config.enable_structured_outputs to true",
             parameter="structured_outputs",
         )
-    if neuron_config.on_device_sampling_config is None:
+    on_device = neuron_config.on_device_sampling_config is not None
+    if not on_device and vllm_config.speculative_config is None:
         return
     ignored = [
         name
@@ -164,13 +211,18 @@ def check_sampling_params(params: Any, vllm_config: Any) -> None:
     ]
     if getattr(params, "seed", None) is not None and params.temperature > 0:
         ignored.append("seed")
+    if ignored and not on_device:
+        raise VLLMValidationError(
+            f"sampling of several tokens in one step would ignore {', '.join(ignored)}; leave out speculative_config",
+            parameter=ignored[0],
+        )
     if ignored:
         raise VLLMValidationError(
             f"sampling on the device would ignore {', '.join(ignored)}; set "
             "additional_config.neuron_config.on_device_sampling_config to null to sample on the CPU",
             parameter=ignored[0],
         )
-    if params.logprobs is not None and neuron_config.max_logprobs == 0:
+    if on_device and params.logprobs is not None and neuron_config.max_logprobs == 0:
         raise VLLMValidationError(
             "logprobs need neuron_config.max_logprobs to be other than 0", parameter="logprobs"
         )

@@ -12,8 +12,15 @@ from vllm.model_executor.models import registry
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    DraftTokenIds,
+    LogprobsLists,
+    LogprobsTensors,
+    ModelRunnerOutput,
+)
 from vllm.v1.sample.logits_processor import build_logitsprocs
+from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
@@ -24,14 +31,17 @@ __all__ = [
     "EMPTY_MODEL_RUNNER_OUTPUT",
     "CachedRequestState",
     "CompilationTimes",
+    "DraftTokenIds",
     "FullAttentionSpec",
     "GrammarOutput",
     "InputBatch",
     "KVCacheConfig",
     "KVCacheSpec",
     "LogprobsLists",
+    "LogprobsTensors",
     "ModelRunnerOutput",
     "Sampler",
+    "SamplingMetadata",
     "Scheduler",
     "SchedulerOutput",
     "SlidingWindowSpec",

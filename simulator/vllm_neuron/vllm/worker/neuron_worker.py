@@ -24,6 +24,7 @@ from vllm_neuron.simulator import rules
 from vllm_neuron.vllm.checks import get_neuron_config, resolve_ep_degree
 from vllm_neuron.vllm.internals import (
     CompilationTimes,
+    DraftTokenIds,
     GrammarOutput,
     KVCacheConfig,
     KVCacheSpec,
@@ -140,6 +141,9 @@ class NeuronWorker(WorkerBase):
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         return self.model_runner.sample_tokens(grammar_output)
 
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        return self.model_runner.take_draft_token_ids()
+
     def shutdown(self) -> None:
         if hasattr(self, "model_runner") and self.model_runner is not None:
             self.model_runner.record()
@@ -149,9 +153,6 @@ class NeuronWorker(WorkerBase):
 
     def get_model(self) -> torch.nn.Module:
         return self.model_runner.model
-
-    def take_draft_token_ids(self) -> None:
-        return None
 
     def execute_dummy_batch(self) -> None:
         return None

@@ -1,5 +1,6 @@
 """The requests of one rank: what the scheduler has told about them, and the batch of the current step."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,20 +74,22 @@ class Requests:
         batch.condense()
         batch.refresh_metadata()
 
-    def rows(self, num_scheduled_tokens: dict[str, int]) -> list[Row]:
-        """The step's requests in the order of the batch."""
+    def rows(self, output: SchedulerOutput) -> list[Row]:
+        """The step's requests in the order of the batch, each with its drafts after its tokens."""
         rows = []
         for index, request_id in enumerate(self.batch.req_ids):
             state = self._states[request_id]
+            drafts = output.scheduled_spec_decode_tokens.get(request_id, [])
             start = state.num_computed_tokens
-            stop = start + num_scheduled_tokens[request_id]
-            rows.append(Row(self.batch.token_ids_cpu[index, start:stop].tolist(), start, state.block_ids))
+            stop = start + output.num_scheduled_tokens[request_id] - len(drafts)
+            known = self.batch.token_ids_cpu[index, start:stop].tolist()
+            rows.append(Row([*known, *drafts], start, state.block_ids))
         return rows
 
     def samples(self, num_scheduled_tokens: dict[str, int]) -> bool:
         """Whether the step ends its requests' known tokens, so that it samples; a prefill segment may not."""
         return all(
-            state.num_computed_tokens + num_scheduled_tokens[request_id] == state.num_tokens
+            state.num_computed_tokens + num_scheduled_tokens[request_id] >= state.num_tokens
             for request_id, state in self.current()
         )
 
@@ -94,15 +97,35 @@ class Requests:
         """The step's requests in the order of the batch."""
         return [(request_id, self._states[request_id]) for request_id in self.batch.req_ids]
 
-    def append(self, token_ids: list[int]) -> None:
-        """Append a sampled token to each request of the batch."""
+    def append(self, token_ids: list[list[int]]) -> None:
+        """Append the sampled tokens to each request of the batch."""
         batch = self.batch
-        for row, ((_, state), token) in enumerate(zip(self.current(), token_ids, strict=True)):
-            end = batch.num_tokens_no_spec[row]
-            batch.token_ids_cpu[row, end] = token
-            batch.is_token_ids[row, end] = True
-            batch.num_tokens_no_spec[row] = end + 1
-            state.output_token_ids.append(token)
+        for row, ((_, state), tokens) in enumerate(zip(self.current(), token_ids, strict=True)):
+            start = batch.num_tokens_no_spec[row]
+            end = start + len(tokens)
+            batch.token_ids_cpu[row, start:end] = tokens
+            batch.is_token_ids[row, start:end] = True
+            batch.num_tokens_no_spec[row] = end
+            state.output_token_ids += tokens
+
+    def following(self, rows: list[Row], sampled: list[list[int]], is_prefill: bool) -> list[Row]:
+        """At the places of the step's rows the tokens that follow theirs, as a drafter takes them.
+
+        Args:
+            sampled: Tokens of each request that were appended after the step. Places of rejected drafts are 0.
+        """
+        if is_prefill:
+            (row,) = rows
+            stop = row.start + len(row.token_ids)
+            token = int(self.batch.token_ids_cpu[0, stop])
+            return [replace(row, token_ids=[*row.token_ids[1:], token])]
+        rejected = [
+            [0] * (len(row.token_ids) - len(tokens)) for row, tokens in zip(rows, sampled, strict=True)
+        ]
+        return [
+            replace(row, token_ids=[*tokens, *rest])
+            for row, tokens, rest in zip(rows, sampled, rejected, strict=True)
+        ]
 
     def _add(self, new: Any) -> CachedRequestState:
         params = new.sampling_params

@@ -1,19 +1,24 @@
 """Next tokens of a step: sampled by the model on the device, or here on the CPU by vLLM's sampler."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from vllm.distributed.parallel_state import get_tp_group
 
+from vllm_neuron.nn.rejection_sampler import rejection_sampler
 from vllm_neuron.simulator.forward import ForwardOutput
 from vllm_neuron.vllm.internals import (
     CachedRequestState,
     GrammarOutput,
     InputBatch,
     LogprobsLists,
+    LogprobsTensors,
     Sampler,
+    SamplingMetadata,
     SchedulerOutput,
+    SpecDecodeMetadata,
     apply_grammar_bitmask,
 )
 
@@ -25,13 +30,21 @@ def build_sampling_params(states: list[CachedRequestState]) -> torch.Tensor:
 
 
 def build_logit_mask(
-    output: SchedulerOutput, grammar: GrammarOutput | None, batch: InputBatch, vocab_size: int
+    output: SchedulerOutput,
+    grammar: GrammarOutput | None,
+    batch: InputBatch,
+    vocab_size: int,
+    num_drafts: int,
 ) -> torch.Tensor:
-    """bool [requests, vocab_size], True where the grammar of the request allows a token."""
-    allowed = torch.zeros(batch.num_reqs, vocab_size)
+    """bool [requests * (1 + num_drafts), vocab_size], True where the grammar of the request allows a token."""
+    given = [len(output.scheduled_spec_decode_tokens.get(request, ())) for request in batch.req_ids]
+    allowed = torch.zeros(batch.num_reqs + sum(given), vocab_size)  # a row after each token, as vLLM has them
     if grammar is not None:
         apply_grammar_bitmask(output, grammar, batch, allowed)
-    return allowed == 0
+    mask = torch.ones(batch.num_reqs, 1 + num_drafts, vocab_size, dtype=torch.bool)
+    for request, rows in enumerate((allowed == 0).split([1 + count for count in given])):
+        mask[request, : len(rows)] = rows
+    return mask.flatten(0, 1)
 
 
 def own_shard(mask: torch.Tensor) -> torch.Tensor:
@@ -59,12 +72,17 @@ class TokenSampler:
         self._sampler = Sampler(logprobs_mode=logprobs_mode)
 
     def __call__(
-        self, output: ForwardOutput, batch: InputBatch, logit_mask: torch.Tensor | None
-    ) -> tuple[list[int], LogprobsLists | None]:
-        """Return a token id for each request of the batch, the same on all ranks, and on rank 0 logprobs.
+        self,
+        output: ForwardOutput,
+        batch: InputBatch,
+        logit_mask: torch.Tensor | None,
+        drafts: SpecDecodeMetadata | None = None,
+    ) -> tuple[list[list[int]], LogprobsLists | None]:
+        """Return the tokens of each request of the batch, the same on all ranks, and on rank 0 logprobs.
 
         Args:
-            logit_mask: bool [requests, vocab], for sampling on the CPU.
+            logit_mask: bool [requests, vocab], for sampling on the CPU; with k drafts [requests * (k + 1), vocab].
+            drafts: Drafts of the step, k for each request. A request gets the accepted ones, and one token more.
 
         Raises:
             RuntimeError: The ranks' models sampled different tokens, or logprobs are asked for and the model
@@ -72,27 +90,38 @@ class TokenSampler:
         """
         with torch.compiler.set_stance("force_eager"):
             if output.token_ids is not None:
-                _check_ranks_agree(output.token_ids)
-                return output.token_ids.tolist(), self._logprobs_of(output.token_ids, output.logits, batch)
-            assert output.logits is not None
-            return self._sample(output.logits, batch, logit_mask)
+                token_ids = output.token_ids.view(batch.num_reqs, -1)
+                _check_ranks_agree(token_ids)
+                logprobs = self._logprobs_of(token_ids, output.logits, batch)
+            else:
+                assert output.logits is not None
+                token_ids, logprobs = self._sample(output.logits, batch, logit_mask, drafts)
+        return [[token for token in row if token >= 0] for row in token_ids.tolist()], logprobs
 
     def _sample(
-        self, logits: torch.Tensor, batch: InputBatch, logit_mask: torch.Tensor | None
-    ) -> tuple[list[int], LogprobsLists | None]:
-        """Sample on rank 0, and tell the others."""
+        self,
+        logits: torch.Tensor,
+        batch: InputBatch,
+        logit_mask: torch.Tensor | None,
+        drafts: SpecDecodeMetadata | None,
+    ) -> tuple[torch.Tensor, LogprobsLists | None]:
+        """Sample on rank 0, and tell the others: [requests, 1 + drafts], -1 after the accepted tokens."""
         group = get_tp_group()
-        token_ids = torch.empty(batch.num_reqs, dtype=torch.int64)
+        each = logits.shape[0] // batch.num_reqs
+        token_ids = torch.empty(batch.num_reqs, each, dtype=torch.int64)
         logprobs = None
         if group.rank_in_group == 0:
             if logit_mask is not None:
                 logits = logits.masked_fill(~logit_mask, float("-inf"))
-            sampled = self._sampler(logits=logits, sampling_metadata=batch.sampling_metadata)
-            token_ids.copy_(sampled.sampled_token_ids.view(-1))
-            logprobs = sampled.logprobs_tensors and sampled.logprobs_tensors.tolists()
+            metadata = _for_each_token(batch.sampling_metadata, each)
+            sampled = self._sampler(logits=logits, sampling_metadata=metadata)
+            tokens = sampled.sampled_token_ids.view(-1)
+            token_ids.copy_((tokens if drafts is None else rejection_sampler(drafts, tokens)).view(-1, each))
+            if sampled.logprobs_tensors:
+                logprobs = _of_tokens(sampled.logprobs_tensors.filter(token_ids.view(-1) >= 0), token_ids)
         if group.world_size > 1:
             dist.broadcast(token_ids, group.ranks[0], group=group.cpu_group)
-        return token_ids.tolist(), logprobs
+        return token_ids, logprobs
 
     def _logprobs_of(
         self, token_ids: torch.Tensor, logits: torch.Tensor | None, batch: InputBatch
@@ -105,7 +134,29 @@ class TokenSampler:
             raise RuntimeError("log-probabilities are asked for, but the model returned no logits")
         if self._sampler.logprobs_mode.endswith("logprobs"):
             logits = self._sampler.compute_logprobs(logits)
-        return self._sampler.gather_logprobs(logits, count, token_ids).tolists()
+        kept = token_ids.view(-1) >= 0
+        found = self._sampler.gather_logprobs(logits[kept], count, token_ids.view(-1)[kept])
+        return _of_tokens(found, token_ids)
+
+
+def _for_each_token(metadata: SamplingMetadata, each: int) -> SamplingMetadata:
+    """The sampling parameters of each request, for so many of its tokens.
+
+    Nothing else of the metadata is used with drafts: `check_sampling_params` refuses what needs it.
+    """
+    if each == 1:
+        return metadata
+    temperature, top_p, top_k = (
+        None if values is None else values.repeat_interleave(each, dim=0)
+        for values in (metadata.temperature, metadata.top_p, metadata.top_k)
+    )
+    return replace(metadata, temperature=temperature, top_p=top_p, top_k=top_k, generators={})
+
+
+def _of_tokens(logprobs: LogprobsTensors, token_ids: torch.Tensor) -> LogprobsLists:
+    """As vLLM takes them from a step whose requests get different numbers of tokens."""
+    ends = (token_ids >= 0).sum(dim=1).cumsum(0).tolist()
+    return logprobs.tolists([0, *ends])
 
 
 def _check_ranks_agree(token_ids: torch.Tensor) -> None:
