@@ -98,30 +98,34 @@ def tensors(
 
 
 @torch.no_grad()
-def fitted(model: Any, layers: list[int], prompts: list[list[int]], steps: int) -> dict[str, Tensor]:
-    """Weights of a draft whose `fc` alone gives the token after the next one, in the model's own greedy runs.
+def aux_states(model: Any, layers: list[int], ids: list[int]) -> Tensor:
+    """What a target hands to a drafter: the inputs of these layers side by side [T, layers * H].
 
     Args:
         model: The target, a transformers model.
-        layers: Layers of the target whose inputs the draft takes.
-        steps: New tokens of each run.
     """
-    hidden, vocab, num_layers = (
-        model.config.hidden_size,
-        model.config.vocab_size,
-        model.config.num_hidden_layers,
-    )
     before_norm: list[Tensor] = []
     hook = model.model.norm.register_forward_pre_hook(lambda module, inputs: before_norm.append(inputs[0]))
+    states = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+    hook.remove()
+    num_layers = model.config.num_hidden_layers
+    return torch.cat([before_norm[0] if layer == num_layers else states[layer] for layer in layers], dim=-1)[
+        0
+    ]
+
+
+def fitted(model: Any, layers: list[int], prompts: list[list[int]], steps: int) -> dict[str, Tensor]:
+    """Weights of a draft whose `fc` alone gives the token after the next one, in the target's own greedy runs.
+
+    Args:
+        steps: New tokens of each run.
+    """
+    hidden, vocab = model.config.hidden_size, model.config.vocab_size
     states, targets = [], []
     for prompt in prompts:
         ids = prompt + reference.greedy(model, prompt, steps + 2)
-        before_norm.clear()
-        output = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
-        inputs = [before_norm[0] if layer == num_layers else output[layer] for layer in layers]
-        states.append(torch.cat(inputs, dim=-1)[0, len(prompt) - 1 : -2])
+        states.append(aux_states(model, layers, ids)[len(prompt) - 1 : -2])
         targets += ids[len(prompt) + 1 :]
-    hook.remove()
     others = [token for token in range(vocab) if token not in targets]
     chosen = torch.tensor(sorted([*set(targets), *others[: DRAFT_V - len(set(targets))]]))
     weights = tensors(own_embedding=False, hidden=hidden, vocab=vocab)

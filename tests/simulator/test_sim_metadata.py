@@ -1,5 +1,7 @@
 """Inputs of a forward: shapes, dtypes, padding, and block tables."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from vllm_neuron.simulator.metadata import (
@@ -96,6 +98,31 @@ def test_decode_tables_of_a_window_are_trimmed_to_its_blocks():
     assert entry["slot_mapping"][0] == 119 * 32 + 600 % 32
 
 
+def test_rows_with_fewer_drafts_are_padded_to_the_others():
+    step = Step(False, bucket=3, block_size=4, max_model_len=256, num_drafts=2)
+    rows = [Row([5, 6, 7], start=6, blocks=[[9, 4, 2]]), Row([8], start=3, blocks=[[1]])]
+    ids, positions, sampling = build_tokens(rows, step)
+    assert ids.tolist() == [5, 6, 7, 8, 0, 0, 0, 0, 0]
+    assert positions.tolist() == [6, 7, 8, 3, 4, 5, 0, 0, 0]
+    assert sampling.tolist() == list(range(9))
+    entry = build_attn_metadata(rows, [FULL], step)["layers.1.self_attn"]
+    assert entry["slot_mapping"].tolist() == [4 * 4 + 2, 4 * 4 + 3, 2 * 4, 1 * 4 + 3, 0, 0, 0, 0, 0]
+    assert (entry["max_query_len"], entry["decode_token_threshold"]) == (3, 3)
+    plain = build_attn_metadata(rows[1:], [FULL], replace(step, num_drafts=0, max_drafts=2))[
+        "layers.1.self_attn"
+    ]
+    assert (plain["max_query_len"], plain["decode_token_threshold"]) == (1, 3)
+
+
+def test_the_trimmed_table_has_the_blocks_of_the_drafts():
+    step = Step(is_prefill=False, bucket=1, block_size=32, max_model_len=1024, num_drafts=3)
+    window = KVGroup(("layers.0.self_attn",), sliding_window=64)
+    row = Row([1, 2, 3, 4], start=607, blocks=[list(range(101, 121))])
+    entry = build_attn_metadata([row], [window], step)["layers.0.self_attn"]
+    assert entry["block_table_tensor"].tolist() == [[117, 118, 119, 120]]  # position 610 is in the 20th block
+    assert entry["swa_kv_pos_offset"].tolist() == [512]
+
+
 @pytest.mark.parametrize(
     ("rows", "step", "message"),
     [
@@ -105,6 +132,11 @@ def test_decode_tables_of_a_window_are_trimmed_to_its_blocks():
         ([Row([1, 2], 0, [[1]])], DECODE, "one token per request, got 2 for 1"),
         ([Row([1] * 9, 0, [[1, 2, 3]])], PREFILL, "9 tokens do not fit the bucket of 8"),
         ([Row([1], 256, [[1] * 65])], PREFILL, "257 tokens is longer than max_model_len 256"),
+        (
+            [Row([1], 254, [[1] * 65])],
+            replace(DECODE, num_drafts=2),
+            "257 tokens is longer than max_model_len",
+        ),
         ([Row([1] * 5, 0, [[1]])], PREFILL, "request 0 has no block"),
     ],
 )
