@@ -116,8 +116,11 @@ def test_a_section_without_a_template_is_refused() -> None:
         render.render("model/norm/group.py.j2")
 
 
-def test_text_that_is_not_python_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "render", lambda template, **context: "def f(:\n")
+@pytest.mark.parametrize("text", ["def f(:\n", "def f(x):\n    return y\n", "x = 1\nreturn x\n"])
+def test_text_that_is_not_python_or_has_an_undefined_name_stops(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(render, "render", lambda template, **context: text)
     with pytest.raises(Refusal, match="GEN-SYNTAX"):
         render.render_python("model/model.py.j2")
 

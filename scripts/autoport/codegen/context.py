@@ -54,13 +54,19 @@ def architecture_context(architecture: Architecture) -> dict[str, Any]:
     labels = [label for label in architecture.layers.ropes if label is not None]
     norm_eps_field = "rms_norm_eps" if architecture.norm.kind == "rms" else "layer_norm_eps"
     position = "position_embeddings, " if architecture.rope else ""
-    position_type = "CosSin | None" if architecture.layers.ropes else "CosSin"
+    position_type = "CosSin | None" if None in architecture.layers.ropes else "CosSin"
     return {
         "position_type": Checked(position_type),
         "position_parameter": Checked(f"position_embeddings: {position_type}, " if position else ""),
         "position_argument": Checked(position),
-        "attention_arguments": Checked(f"{position}attn_metadata, {'mask' if composed else 'decode_mask'}"),
+        "attention_arguments": Checked(
+            f"{position}attn_metadata, {'mask, is_prefill' if composed else 'decode_mask'}"
+        ),
         "attention_input": Checked("self.hidden_size"),
+        "cos_sin": {
+            "each": _cos_sin("rotary_emb", architecture),
+            "one": _cos_sin("self.rotary_emb", architecture),
+        },
         "is_prefill": Checked("is_prefill" if composed else "decode_mask is None"),
         "residual_scale": Checked(
             "" if architecture.block.residual_scale is None else " * self.residual_scale"
@@ -85,6 +91,15 @@ def architecture_context(architecture: Architecture) -> dict[str, Any]:
         "checked_attributes": checked_attributes(architecture),
         "sharded_sizes": sharded_sizes(architecture),
     } | moe_context(architecture)
+
+
+def _cos_sin(rotary_emb: str, architecture: Architecture) -> Checked:
+    """The backbone's call for the cos and sin that its attention takes."""
+    if not architecture.attention.composed:
+        return Checked(f"self.cos_sin({rotary_emb}, positions, metadata)")
+    if architecture.attention.q_temperature:
+        return Checked(f"self.cos_sin({rotary_emb}, positions)")
+    return Checked(f"{rotary_emb}(positions)")
 
 
 def own_loaders(architecture: Architecture) -> list[str]:

@@ -12,13 +12,14 @@ import keyword
 import math
 import re
 import shlex
+import subprocess
 from typing import Any, TypeVar
 
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 
 from autoport import expressions
-from autoport.errors import refuse
+from autoport.errors import Refusal, refuse
 from autoport.modules import run_module
 from autoport.resources import templates_dir
 
@@ -243,10 +244,10 @@ def render(template: str, **context: Any) -> str:
 
 
 def render_python(template: str, **context: Any) -> str:
-    """Render a template to Python: imports sorted, unused ones removed, formatted, and known to parse.
+    """Render a template to Python: imports sorted, unused ones removed, formatted, no name undefined.
 
     Raises:
-        Refusal: GEN-SYNTAX when the text is not Python, and what `render` refuses.
+        Refusal: GEN-SYNTAX when the text is not Python or pyflakes objects to it, and what `render` refuses.
     """
     return finish_python(render(template, **context), template)
 
@@ -256,24 +257,32 @@ def finish_python(text: str, template: str) -> str:
     try:
         ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        raise refuse(
-            "GEN-SYNTAX",
-            f"{template} rendered text that is not Python: {error}",
-            templates_dir() / template,
-            "nothing was written; correct the template",
-        ) from error
-    text = _ruff("check", "--fix", "--select", "I,F401", "--exit-zero", "--quiet", text=text)
-    text = format_python(text)
-    ast.parse(text)
-    return text
+        raise _not_python(str(error), template) from error
+    arguments = ("--fix", "--select", "I,F", "--quiet", "--output-format=concise")
+    checked = _run_ruff("check", *arguments, text=text)
+    if checked.returncode != 0:
+        raise _not_python(checked.stderr.strip(), template)
+    return format_python(checked.stdout)
+
+
+def _not_python(what: str, template: str) -> Refusal:
+    return refuse(
+        "GEN-SYNTAX",
+        f"{template} rendered text that is not Python: {what}",
+        templates_dir() / template,
+        "nothing was written; correct the template",
+    )
 
 
 def format_python(text: str) -> str:
     """`text` as ruff formats it; it must be Python."""
-    return _ruff("format", "--quiet", text=text)
+    result = _run_ruff("format", "--quiet", text=text)
+    if result.returncode != 0:
+        raise RuntimeError(f"ruff format failed: {result.stderr.strip()}")
+    return result.stdout
 
 
-def _ruff(command: str, *arguments: str, text: str) -> str:
+def _run_ruff(command: str, *arguments: str, text: str) -> "subprocess.CompletedProcess[str]":
     settings = (
         "--isolated",
         "--no-cache",
@@ -284,7 +293,4 @@ def _ruff(command: str, *arguments: str, text: str) -> str:
         "--stdin-filename=generated.py",
         "-",
     )
-    result = run_module("ruff", command, *arguments, *settings, text=text)
-    if result.returncode != 0:
-        raise RuntimeError(f"ruff {command} failed: {result.stderr.strip()}")
-    return result.stdout
+    return run_module("ruff", command, *arguments, *settings, text=text)

@@ -9,7 +9,7 @@ in prefill: between the blocks a rank holds T/TP tokens, gathered before attenti
 
 Shapes: T tokens of a step, padded; in decode T = B*S, B sequences with S new tokens each. R sampled
 positions, H hidden size, V vocabulary, Nh query and Nkv KV heads of a rank, Dh head dim, E experts,
-of which a token passes K. Weights are [in, out].
+of which a token passes K. Weights [in, out].
 """
 
 import math
@@ -88,11 +88,12 @@ class GptOssRotaryEmbedding(nn.Module):
         return cos.to(self.dtype), sin.to(self.dtype)
 
     def inv_freq(self, device: torch.device) -> Tensor:
-        """Inverse frequencies [Dh/2], float32. Not a buffer: the model is created on the meta device."""
+        """Inverse frequencies [Dh/2], float32. No buffer: the model is created on the meta device."""
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device) / self.head_dim
         inv_freq = 1.0 / self.rope["rope_theta"] ** exponents
 
         # <-- MODEL-SPECIFIC: YaRN; dimensions that turn seldom are divided by the factor, blended in between.
+        # 32 and 1 turns are YaRN's own limits for a config that gives none, as in transformers.
         original = self.rope["original_max_position_embeddings"]
         log_theta = 2 * math.log(self.rope["rope_theta"])
 
@@ -109,7 +110,7 @@ class GptOssRotaryEmbedding(nn.Module):
         return interpolated * inv_freq / self.rope["factor"] + (1.0 - interpolated) * inv_freq
 
     def attention_factor(self) -> float:
-        """Factor of cos and sin, by which YaRN sharpens attention in a longer context."""
+        """Factor of cos and sin, by which YaRN sharpens attention: the config's, else 0.1 * ln(factor) + 1."""
         given = self.rope.get("attention_factor")
         if given is not None:
             return float(given)
@@ -286,8 +287,6 @@ class GptOssAttention(nn.Module):
 
 
 # ===== Section 4: MLP =============================================================================
-
-
 class GptOssMoE(nn.Module):
     """Every token passes the few experts that the router chooses for it."""
 
@@ -410,7 +409,7 @@ class GptOssMoE(nn.Module):
 
 
 def use_all_experts(num_tokens: int, top_k: int, num_experts: int) -> bool:
-    """Whether decode runs all experts instead of reading the chosen ones, which it can for up to 128 tokens."""
+    """Whether decode runs all experts instead of reading the chosen ones, possible for up to 128 tokens."""
     return num_tokens > 128 or num_tokens * top_k >= num_experts
 
 
@@ -452,9 +451,9 @@ class GptOssModel(nn.Module):
         self.aux_hidden_state_layers: tuple[int, ...] = ()  # whose inputs a drafter gets, set by the runner
         # >>> PARALLELISM: the vocabulary is split over the ranks <<<
         self.tp_group = get_tp_group()
-        tp_group = self.tp_group.device_group
+        device_group = self.tp_group.device_group
         self.embed_tokens = VocabDimShardedEmbedding(
-            config.vocab_size, config.hidden_size, dtype=config.torch_dtype, tp_group=tp_group
+            config.vocab_size, config.hidden_size, dtype=config.torch_dtype, tp_group=device_group
         )
         self.layers = nn.ModuleList(GptOssDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = GptOssRMSNorm(config.hidden_size, config)
@@ -539,11 +538,11 @@ class GptOssForCausalLM(nn.Module, SupportsEagle3):
         self.model = GptOssModel(config)
 
         self.tp_group = get_tp_group()
-        tp_group, neuron_config = self.tp_group.device_group, config.neuron_config
+        device_group, neuron_config = self.tp_group.device_group, config.neuron_config
         self.sampler: Sampler | None = None
         self._gather_logits = False
         if neuron_config is not None and neuron_config.on_device_sampling_config:
-            self.sampler = Sampler(neuron_config.on_device_sampling_config, process_group=tp_group)
+            self.sampler = Sampler(neuron_config.on_device_sampling_config, process_group=device_group)
             self._gather_logits = bool(neuron_config.max_logprobs != 0 or neuron_config.debug_logits_dir)
 
         # >>> PARALLELISM: the vocabulary is split over the ranks; the sampler takes logits as they are <<<
@@ -553,7 +552,7 @@ class GptOssForCausalLM(nn.Module, SupportsEagle3):
             bias=False,
             gather_output=self.sampler is None,
             dtype=config.torch_dtype,
-            tp_group=tp_group,
+            tp_group=device_group,
         )
 
     @classmethod
@@ -586,8 +585,8 @@ class GptOssForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k drafts to
-            verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second, if set.
+            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k
+            drafts to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.

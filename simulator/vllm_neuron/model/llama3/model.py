@@ -8,7 +8,7 @@ Tensor parallel: attention heads, MLP columns and the vocabulary are split over 
 in prefill: between the blocks a rank holds T/TP tokens, gathered before attention and MLP, then scattered.
 
 Shapes: T tokens of a step, padded; in decode T = B*S, B sequences with S new tokens each. R sampled
-positions, H hidden size, V vocabulary, Nh query and Nkv KV heads of a rank, Dh head dim. Weights are [in, out].
+positions, H hidden size, V vocabulary, Nh query and Nkv KV heads of a rank, Dh head dim. Weights [in, out].
 """
 
 import math
@@ -67,7 +67,7 @@ class LlamaRotaryEmbedding(nn.Module):
         return freqs.cos().to(self.dtype), freqs.sin().to(self.dtype)
 
     def inv_freq(self, device: torch.device) -> Tensor:
-        """Inverse frequencies [Dh/2], float32. Not a buffer: the model is created on the meta device."""
+        """Inverse frequencies [Dh/2], float32. No buffer: the model is created on the meta device."""
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device) / self.head_dim
         inv_freq = 1.0 / self.rope["rope_theta"] ** exponents
 
@@ -290,9 +290,9 @@ class LlamaModel(nn.Module):
         self.aux_hidden_state_layers: tuple[int, ...] = ()  # whose inputs a drafter gets, set by the runner
         # >>> PARALLELISM: the vocabulary is split over the ranks <<<
         self.tp_group = get_tp_group()
-        tp_group = self.tp_group.device_group
+        device_group = self.tp_group.device_group
         self.embed_tokens = VocabDimShardedEmbedding(
-            config.vocab_size, config.hidden_size, dtype=config.torch_dtype, tp_group=tp_group
+            config.vocab_size, config.hidden_size, dtype=config.torch_dtype, tp_group=device_group
         )
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, config)
@@ -359,11 +359,11 @@ class LlamaForCausalLM(nn.Module, SupportsEagle3):
         self.model = LlamaModel(config)
 
         self.tp_group = get_tp_group()
-        tp_group, neuron_config = self.tp_group.device_group, config.neuron_config
+        device_group, neuron_config = self.tp_group.device_group, config.neuron_config
         self.sampler: Sampler | None = None
         self._gather_logits = False
         if neuron_config is not None and neuron_config.on_device_sampling_config:
-            self.sampler = Sampler(neuron_config.on_device_sampling_config, process_group=tp_group)
+            self.sampler = Sampler(neuron_config.on_device_sampling_config, process_group=device_group)
             self._gather_logits = bool(neuron_config.max_logprobs != 0 or neuron_config.debug_logits_dir)
 
         # >>> PARALLELISM: the vocabulary is split over the ranks; the sampler takes logits as they are <<<
@@ -373,7 +373,7 @@ class LlamaForCausalLM(nn.Module, SupportsEagle3):
             bias=False,
             gather_output=self.sampler is None,
             dtype=config.torch_dtype,
-            tp_group=tp_group,
+            tp_group=device_group,
         )
 
     @classmethod
@@ -406,8 +406,8 @@ class LlamaForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k drafts to
-            verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second, if set.
+            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k
+            drafts to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.

@@ -9,7 +9,7 @@ in prefill: between the blocks a rank holds T/TP tokens, gathered before attenti
 
 Shapes: T tokens of a step, padded; in decode T = B*S, B sequences with S new tokens each. R sampled
 positions, H hidden size, V vocabulary, Nh query and Nkv KV heads of a rank, Dh head dim, E experts,
-of which a token passes K. Weights are [in, out].
+of which a token passes K. Weights [in, out].
 """
 
 import re
@@ -74,7 +74,7 @@ class Qwen3MoeRotaryEmbedding(nn.Module):
         return freqs.cos().to(self.dtype), freqs.sin().to(self.dtype)
 
     def inv_freq(self, device: torch.device) -> Tensor:
-        """Inverse frequencies [Dh/2], float32. Not a buffer: the model is created on the meta device."""
+        """Inverse frequencies [Dh/2], float32. No buffer: the model is created on the meta device."""
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device) / self.head_dim
         return 1.0 / self.rope["rope_theta"] ** exponents  # <-- MODEL-SPECIFIC: no RoPE scaling
 
@@ -111,7 +111,6 @@ class Qwen3MoeAttention(nn.Module):
         )
         set_weight_loader(self.qkv_proj_weight, qkv_loader)
         # <-- MODEL-SPECIFIC: q and k are normalised before they are rotated
-
         self.qk_norm_eps = config.rms_norm_eps
         self.q_norm_weight = nn.Parameter(torch.empty(self.head_dim, dtype=dtype))
         self.k_norm_weight = nn.Parameter(torch.empty(self.head_dim, dtype=dtype))
@@ -231,8 +230,6 @@ class Qwen3MoeAttention(nn.Module):
 
 
 # ===== Section 4: MLP =============================================================================
-
-
 class Qwen3MoeMoE(nn.Module):
     """Every token passes the few experts that the router chooses for it."""
 
@@ -334,7 +331,7 @@ class Qwen3MoeMoE(nn.Module):
 
 
 def use_all_experts(num_tokens: int, top_k: int, num_experts: int) -> bool:
-    """Whether decode runs all experts instead of reading the chosen ones, which it can for up to 128 tokens."""
+    """Whether decode runs all experts instead of reading the chosen ones, possible for up to 128 tokens."""
     return num_tokens > 128 or num_tokens * top_k >= num_experts
 
 
@@ -376,9 +373,9 @@ class Qwen3MoeModel(nn.Module):
         self.aux_hidden_state_layers: tuple[int, ...] = ()  # whose inputs a drafter gets, set by the runner
         # >>> PARALLELISM: the vocabulary is split over the ranks <<<
         self.tp_group = get_tp_group()
-        tp_group = self.tp_group.device_group
+        device_group = self.tp_group.device_group
         self.embed_tokens = VocabDimShardedEmbedding(
-            config.vocab_size, config.hidden_size, dtype=config.torch_dtype, tp_group=tp_group
+            config.vocab_size, config.hidden_size, dtype=config.torch_dtype, tp_group=device_group
         )
         self.layers = nn.ModuleList(Qwen3MoeDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3MoeRMSNorm(config.hidden_size, config)
@@ -445,11 +442,11 @@ class Qwen3MoeForCausalLM(nn.Module, SupportsEagle3):
         self.model = Qwen3MoeModel(config)
 
         self.tp_group = get_tp_group()
-        tp_group, neuron_config = self.tp_group.device_group, config.neuron_config
+        device_group, neuron_config = self.tp_group.device_group, config.neuron_config
         self.sampler: Sampler | None = None
         self._gather_logits = False
         if neuron_config is not None and neuron_config.on_device_sampling_config:
-            self.sampler = Sampler(neuron_config.on_device_sampling_config, process_group=tp_group)
+            self.sampler = Sampler(neuron_config.on_device_sampling_config, process_group=device_group)
             self._gather_logits = bool(neuron_config.max_logprobs != 0 or neuron_config.debug_logits_dir)
 
         # >>> PARALLELISM: the vocabulary is split over the ranks; the sampler takes logits as they are <<<
@@ -459,7 +456,7 @@ class Qwen3MoeForCausalLM(nn.Module, SupportsEagle3):
             bias=False,
             gather_output=self.sampler is None,
             dtype=config.torch_dtype,
-            tp_group=tp_group,
+            tp_group=device_group,
         )
 
     @classmethod
@@ -492,8 +489,8 @@ class Qwen3MoeForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k drafts to
-            verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second, if set.
+            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k
+            drafts to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.

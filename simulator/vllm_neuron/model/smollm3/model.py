@@ -8,7 +8,7 @@ Tensor parallel: attention heads, MLP columns and the vocabulary are split over 
 in prefill: between the blocks a rank holds T/TP tokens, gathered before attention and MLP, then scattered.
 
 Shapes: T tokens of a step, padded; in decode T = B*S, B sequences with S new tokens each. R sampled
-positions, H hidden size, V vocabulary, Nh query and Nkv KV heads of a rank, Dh head dim. Weights are [in, out].
+positions, H hidden size, V vocabulary, Nh query and Nkv KV heads of a rank, Dh head dim. Weights [in, out].
 """
 
 import re
@@ -66,7 +66,7 @@ class SmolLM3RotaryEmbedding(nn.Module):
         return freqs.cos().to(self.dtype), freqs.sin().to(self.dtype)
 
     def inv_freq(self, device: torch.device) -> Tensor:
-        """Inverse frequencies [Dh/2], float32. Not a buffer: the model is created on the meta device."""
+        """Inverse frequencies [Dh/2], float32. No buffer: the model is created on the meta device."""
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device) / self.head_dim
         return 1.0 / self.rope["rope_theta"] ** exponents  # <-- MODEL-SPECIFIC: no RoPE scaling
 
@@ -84,7 +84,9 @@ class SmolLM3Attention(nn.Module):
         self.hidden_size = config.hidden_size
         self.head_dim = config.head_dim
         self.scaling = config.head_dim**-0.5  # <-- MODEL-SPECIFIC: the usual scale
-        self.rope = config.layer_ropes[layer_idx]  # <-- MODEL-SPECIFIC: which rotary embedding, None for none
+        self.rope_kind = config.layer_ropes[
+            layer_idx
+        ]  # <-- MODEL-SPECIFIC: which rotary embedding, None for none
 
         # >>> PARALLELISM: heads are split over the ranks, KV heads replicated when fewer than ranks <<<
         self.tp_group = get_tp_group()
@@ -286,9 +288,9 @@ class SmolLM3Model(nn.Module):
         self.aux_hidden_state_layers: tuple[int, ...] = ()  # whose inputs a drafter gets, set by the runner
         # >>> PARALLELISM: the vocabulary is split over the ranks <<<
         self.tp_group = get_tp_group()
-        tp_group = self.tp_group.device_group
+        device_group = self.tp_group.device_group
         self.embed_tokens = VocabDimShardedEmbedding(
-            config.vocab_size, config.hidden_size, dtype=config.torch_dtype, tp_group=tp_group
+            config.vocab_size, config.hidden_size, dtype=config.torch_dtype, tp_group=device_group
         )
         self.layers = nn.ModuleList(SmolLM3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = SmolLM3RMSNorm(config.hidden_size, config)
@@ -317,7 +319,7 @@ class SmolLM3Model(nn.Module):
         states = [hidden_states]  # before each layer, and after the last
         for layer in self.layers:
             hidden_states = layer(
-                hidden_states, position_embeddings[layer.self_attn.rope], attn_metadata, decode_mask
+                hidden_states, position_embeddings[layer.self_attn.rope_kind], attn_metadata, decode_mask
             )
             states.append(hidden_states)
         outputs = [self.norm(hidden_states), *(states[i] for i in self.aux_hidden_state_layers)]
@@ -358,11 +360,11 @@ class SmolLM3ForCausalLM(nn.Module, SupportsEagle3):
         self.model = SmolLM3Model(config)
 
         self.tp_group = get_tp_group()
-        tp_group, neuron_config = self.tp_group.device_group, config.neuron_config
+        device_group, neuron_config = self.tp_group.device_group, config.neuron_config
         self.sampler: Sampler | None = None
         self._gather_logits = False
         if neuron_config is not None and neuron_config.on_device_sampling_config:
-            self.sampler = Sampler(neuron_config.on_device_sampling_config, process_group=tp_group)
+            self.sampler = Sampler(neuron_config.on_device_sampling_config, process_group=device_group)
             self._gather_logits = bool(neuron_config.max_logprobs != 0 or neuron_config.debug_logits_dir)
 
         # >>> PARALLELISM: the vocabulary is split over the ranks; the sampler takes logits as they are <<<
@@ -372,7 +374,7 @@ class SmolLM3ForCausalLM(nn.Module, SupportsEagle3):
             bias=False,
             gather_output=self.sampler is None,
             dtype=config.torch_dtype,
-            tp_group=tp_group,
+            tp_group=device_group,
         )
 
     @classmethod
@@ -405,8 +407,8 @@ class SmolLM3ForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k drafts to
-            verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second, if set.
+            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k
+            drafts to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.
