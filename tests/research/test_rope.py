@@ -1,12 +1,14 @@
 """RoPE in the forms of transformers 4 and 5 comes out as one."""
 
 import json
+from typing import get_args
 
 import pytest
-from autoport.analysis.positions import PARAMETERS
 from autoport.errors import Refusal
 from autoport.research.config import read_facts
+from autoport.research.rope import SCALINGS
 from autoport.research.source import open_source
+from autoport.schema import Rope
 from checkpoints import real_config, small_config
 
 LLAMA3 = {
@@ -107,9 +109,13 @@ def test_the_way_forward_lists_the_types_that_can_be_ported_with_their_numbers(t
     with pytest.raises(Refusal, match="CFG-ROPE") as caught:
         resolve(tmp_path, rope_scaling={"factor": 8.0})
     (problem,) = caught.value.problems
-    for kind, (required, _) in PARAMETERS.items():
+    for kind, scaling in SCALINGS.items():
         if kind != "default":
-            assert f"{kind} (with {', '.join(required)}" in problem.next_step
+            assert f"{kind} (with {', '.join(scaling.numbers + scaling.lists)})" in problem.next_step
+
+
+def test_the_types_that_can_be_ported_are_those_of_the_description():
+    assert set(SCALINGS) == set(get_args(Rope.__annotations__["kind"]))
 
 
 def test_the_facts_agree_with_what_transformers_makes_of_the_same_config(tmp_path):

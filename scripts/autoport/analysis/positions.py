@@ -4,35 +4,8 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from autoport.analysis.traits import Traits
+from autoport.research.rope import SCALINGS
 from autoport.schema import Fact, Rope
-
-# The numbers of each scaling that the port reads; those in the second list may be missing.
-PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "default": ((), ()),
-    "linear": (("factor",), ()),
-    "dynamic": (("factor",), ()),
-    "longrope": (
-        ("original_max_position_embeddings",),
-        ("short_factor", "long_factor", "factor", "attention_factor", "short_mscale", "long_mscale"),
-    ),
-    "llama3": (
-        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-        (),
-    ),
-    "yarn": (
-        ("factor",),
-        (
-            "original_max_position_embeddings",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-            "llama_4_scaling_beta",
-        ),
-    ),
-}
 
 
 def describe_rope(traits: Traits) -> Rope | None:
@@ -60,7 +33,7 @@ def rope_by_label(traits: Traits, labels: Sequence[str | None]) -> dict[str, Rop
 def _rope(traits: Traits, block: dict[str, Any]) -> Rope:
     family = traits.family
     kind = block.get("rope_type", block.get("type", "default"))
-    names = sum(PARAMETERS.get(kind, ((), ())), ())
+    names = SCALINGS[kind].names if kind in SCALINGS else ()
     known = get_args(Rope.__annotations__["kind"])
     return Rope(
         kind=kind if kind in known else "default",

@@ -9,13 +9,13 @@ from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.families.refused import REFUSED
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import moe_findings
-from autoport.analysis.positions import PARAMETERS, rope_by_label, rotary_dim
+from autoport.analysis.positions import rope_by_label, rotary_dim
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
 from autoport.research.config import NOT_PORTED
 from autoport.research.fields import describe, is_number
 from autoport.research.keys import ranges
-from autoport.research.rope import supported_types
+from autoport.research.rope import SCALINGS, supported_types
 from autoport.schema import Fact, Facts
 
 INCOMPLETE = "'autoport port NAME SOURCE --incomplete' writes all the rest"
@@ -163,12 +163,12 @@ def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Findi
 
 
 def _scaling_findings(kind: Any, parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:
-    if kind not in PARAMETERS:
+    if kind not in SCALINGS:
         known = "is not supported" if kind in KNOWN_ROPE_TYPES else "is unknown"
         step = f"only default and these can be ported: {supported_types()}"
         yield "SCOPE-ROPE", f"rope_type {kind!r} {known} ({source})", step
         return
-    wrong = [name for name in PARAMETERS[kind][0] if is_number(parameters.get(name))]
+    wrong = [name for name in SCALINGS[kind].numbers if is_number(parameters.get(name))]
     for name in wrong:
         found = f"{kind} RoPE needs {name}, found {describe(parameters.get(name))} ({source})"
         yield "CFG-ROPE", found, f"correct {name} in config.json"
@@ -182,7 +182,7 @@ def _scaling_findings(kind: Any, parameters: Mapping[str, Any], source: str) -> 
 
 def _longrope_findings(traits: Traits, parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:
     size = (rotary_dim(traits, dict(parameters)) or traits.facts.fields["head_dim"].value) // 2
-    for name in ("short_factor", "long_factor"):
+    for name in SCALINGS["longrope"].lists:
         factors = parameters.get(name)
         if not isinstance(factors, list) or len(factors) != size or any(map(is_number, factors)):
             found = (

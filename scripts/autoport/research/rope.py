@@ -7,17 +7,49 @@ everything in `rope_parameters`. Precedence where both are given is that of tran
 
 from typing import Any
 
+import msgspec
+
 from autoport.research.aliases import READ_WITH
 from autoport.research.fields import Resolver, describe, is_number, is_text
 from autoport.schema import Fact
 
-# The numbers that each type cannot do without; these are the types that can be ported.
-REQUIRED_NUMBERS: dict[str, tuple[str, ...]] = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor",),
-    "longrope": ("original_max_position_embeddings", "short_factor", "long_factor"),
+
+class Scaling(msgspec.Struct, frozen=True):
+    """What a rope_type reads: numbers and lists that it cannot do without, and what may be missing."""
+
+    numbers: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.numbers + self.lists + self.optional
+
+
+# The types that can be ported, with what each reads in transformers' `modeling_rope_utils.ROPE_INIT_FUNCTIONS`.
+SCALINGS: dict[str, Scaling] = {
+    "default": Scaling(),
+    "linear": Scaling(("factor",)),
+    "dynamic": Scaling(("factor",)),
+    "llama3": Scaling(("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),
+    "yarn": Scaling(
+        ("factor",),
+        optional=(
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+            "llama_4_scaling_beta",
+        ),
+    ),
+    "longrope": Scaling(
+        ("original_max_position_embeddings",),
+        ("short_factor", "long_factor"),
+        ("factor", "attention_factor", "short_mscale", "long_mscale"),
+    ),
 }
 RENAMED_TYPES = {"su": "longrope"}
 
@@ -161,7 +193,8 @@ def _from_file(resolver: Resolver) -> dict[str, Fact]:
 
 def supported_types() -> str:
     """The types that can be ported, each with the numbers that it needs."""
-    return "; ".join(f"{kind} (with {', '.join(names)})" for kind, names in REQUIRED_NUMBERS.items())
+    needed = {kind: scaling.numbers + scaling.lists for kind, scaling in SCALINGS.items()}
+    return "; ".join(f"{kind} (with {', '.join(names)})" for kind, names in needed.items() if names)
 
 
 def _taken(key: str) -> str:
