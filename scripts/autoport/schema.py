@@ -533,7 +533,7 @@ class TpCandidate(msgspec.Struct, frozen=True):
 
     Attributes:
         embedding_bytes_per_rank: Part of the weights that are embeddings and the head.
-        reserve_bytes: Assumed for compiled graphs, activations and collectives.
+        reserve_bytes: Kept for compiled graphs, activations and collectives.
         padded_vocab_size: The next multiple of the size.
         padded_intermediate_size: The same for the MLP (0: all layers have experts).
         slow_paths: What the device will do without a fused operator at this size (``PERF-...``).
@@ -567,6 +567,8 @@ class TpPlan(msgspec.Struct):
         instance, lnc, cores, bytes_per_core: What the table is for.
         parts: Bytes of the weights by parameter, or by part of the model where only its config is known.
         latent_cache: The cache is that of latent attention, whole on every rank.
+        hardware_assumed: No document says what the instance has.
+        reserve_assumed: Nobody has measured what has to be kept of a logical core.
         assumptions: What the numbers rest on and no document says.
     """
 
@@ -582,6 +584,8 @@ class TpPlan(msgspec.Struct):
     parts: dict[str, WeightBytes] = {}
     latent_cache: bool = False
     num_kv_heads: int = 0
+    hardware_assumed: bool = False
+    reserve_assumed: bool = True
     assumptions: list[str] = []
 
 

@@ -133,6 +133,47 @@ def test_sizes_are_those_that_the_instance_offers(options, cores, memory):
     assert plan["weight_limit_bytes"] == memory * 10**9 * 20 // 24
 
 
+LONG = ("--context-length", 200_000, "--batch-size", 8)
+
+
+@pytest.mark.parametrize(
+    ("instance", "reserve", "hardware"),
+    [
+        ("trn2.48xlarge", True, 0),
+        ("trn2.48xlarge,reserve-gb=3", False, 0),
+        ("trn3", True, 2),
+        ("trn3,devices=4", True, 1),
+        ("trn3,devices=4,hbm-gb=144", True, 0),
+        ("trn2.3xlarge,devices=1,reserve-gb=0", False, 0),
+    ],
+)
+def test_each_number_that_rests_on_an_assumption_says_so(instance, reserve, hardware):
+    arguments = [CONFIGS / "yi-6b.json", *LONG, "--instance", instance]
+    reason = report(*arguments)["plan"]["candidates"][0]["violations"][0]["text"]
+    table = " ".join(run(*arguments).stdout.split())
+    one_rank = " ".join(run(*arguments, "--explain", 2).stdout.split())
+    assert ("an assumed reserve of 2 GB" in reason) == ("assumed: compiled graphs" in one_rank) == reserve
+    assert ("GB (assumed)" in reason) == ("per logical core, assumed" in one_rank) == bool(hardware)
+    assert ("GB (assumed), " in table) == bool(hardware)
+    assert table.count("Assumption: ") == reserve + bool(hardware)
+    assert table.count(": assumed, ") == reserve + hardware
+
+
+def test_what_is_set_counts():
+    plan = report(CONFIGS / "yi-6b.json", "--instance", "trn3,devices=4,hbm-gb=160,reserve-gb=5")["plan"]
+    assert (plan["cores"], plan["bytes_per_core"]) == (16, 40 * 10**9)
+    assert {item["reserve_bytes"] for item in plan["candidates"]} == {5 * 10**9}
+
+
+@pytest.mark.parametrize(
+    "instance", ["trn9", "trn3,devices=0", "trn3,hbm=9", "trn3,hbm-gb=1e9", "trn3,", "trn3,hbm-gb=-1"]
+)
+def test_an_instance_that_cannot_be_is_refused(instance):
+    result = run(CONFIGS / "yi-6b.json", "--instance", instance)
+    assert isinstance(result.exception, Refusal)
+    assert [problem.rule for problem in result.exception.problems] == ["TP-INSTANCE"]
+
+
 def test_cache_and_reserve_count_too():
     plan = report(CONFIGS / "yi-6b.json", "--context-length", 200_000, "--batch-size", 8)["plan"]
     two = next(item for item in plan["candidates"] if item["tp_size"] == 2)

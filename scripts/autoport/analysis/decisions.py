@@ -168,6 +168,7 @@ def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any]) -> str:
             "rejected": {
                 c.tp_size: [v.text for v in c.violations] for c in plan.tp.candidates if not c.valid
             },
+            "rests_on": plan.tp.assumptions,
             "context_length": plan.tp.context_length,
             "batch_size": plan.tp.batch_size,
             "bytes_per_rank": {

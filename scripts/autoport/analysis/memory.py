@@ -22,6 +22,8 @@ def memory_rows(plan: TpPlan, tp: int) -> list[tuple[str, str, str]]:
         for name, part in plan.parts.items()
     ]
     total = candidate.weight_bytes_per_rank + candidate.kv_bytes_per_rank + candidate.reserve_bytes
+    reserve = "assumed: " if plan.reserve_assumed else "as given: "
+    hardware = ", assumed" if plan.hardware_assumed else ""
     rows += [
         (
             "all weights",
@@ -29,8 +31,12 @@ def memory_rows(plan: TpPlan, tp: int) -> list[tuple[str, str, str]]:
             f"{size_text(candidate.embedding_bytes_per_rank)} of it embeddings and head",
         ),
         ("KV cache", size_text(candidate.kv_bytes_per_rank), _cache(plan, candidate)),
-        ("reserve", size_text(candidate.reserve_bytes), "assumed: compiled graphs, activations, collectives"),
-        ("total", size_text(total), f"of {size_text(plan.bytes_per_core)} per logical core"),
+        (
+            "reserve",
+            size_text(candidate.reserve_bytes),
+            f"{reserve}compiled graphs, activations, collectives",
+        ),
+        ("total", size_text(total), f"of {size_text(plan.bytes_per_core)} per logical core{hardware}"),
     ]
     broken = {violation.rule for violation in candidate.violations}
     if candidate.padded_vocab_size != plan.candidates[0].padded_vocab_size:  # the first one is TP 1

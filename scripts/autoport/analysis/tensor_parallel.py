@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autoport.analysis.device_rules import device_violations, slow_paths
 from autoport.analysis.dimensions import Dimensions
-from autoport.analysis.instances import RESERVE_BYTES, Instance, find_instance
+from autoport.analysis.instances import Instance, find_instance
 from autoport.errors import refuse
 from autoport.schema import (
     Architecture,
@@ -158,7 +158,7 @@ def plan_tensor_parallel(
                 weight_bytes_per_rank=bytes_per_rank,
                 kv_bytes_per_rank=kv_bytes,
                 embedding_bytes_per_rank=-(-weights.embeddings // tp),
-                reserve_bytes=RESERVE_BYTES,
+                reserve_bytes=instance.reserve_bytes,
                 padded_vocab_size=-(-size.vocab_size // tp) * tp,
                 padded_intermediate_size=-(-size.intermediate_size // tp) * tp,
                 slow_paths=[*slow_paths(size, tp)] if divides else [],
@@ -178,22 +178,27 @@ def plan_tensor_parallel(
         parts=dict(parts),
         latent_cache=bool(size.latent_kv),
         num_kv_heads=size.num_kv_heads,
+        hardware_assumed=bool(instance.assumed),
+        reserve_assumed=instance.reserve_assumed,
         assumptions=[*instance.assumptions],
     )
 
 
 def memory_violations(weights: int, cache: int, instance: Instance) -> list[Violation]:
     """Rule MEM: the weights alone, then everything that a logical core has to hold."""
-    limit = instance.weight_limit_bytes
+    limit, reserve = instance.weight_limit_bytes, instance.reserve_bytes
+    hardware = " (assumed)" if instance.assumed else ""
     if weights > limit:
-        return [
-            Violation("MEM", f"{weights / 1e9:.1f} GB of weights per rank, the limit is {limit / 1e9:.0f} GB")
-        ]
-    total = weights + cache + RESERVE_BYTES
+        text = f"{weights / 1e9:.1f} GB of weights per rank, the limit is {limit / 1e9:.0f} GB{hardware}"
+        return [Violation("MEM", text)]
+    total = weights + cache + reserve
     if total > instance.bytes_per_core:
+        kept = (
+            f"{'an assumed' if instance.reserve_assumed else 'the given'} reserve of {reserve / 1e9:.0f} GB"
+        )
         text = (
-            f"{weights / 1e9:.1f} GB of weights, {cache / 1e9:.1f} GB of KV cache and {RESERVE_BYTES / 1e9:.0f} GB "
-            f"reserve are {total / 1e9:.1f} GB; a logical core has {instance.bytes_per_core / 1e9:.0f} GB"
+            f"{weights / 1e9:.1f} GB of weights, {cache / 1e9:.1f} GB of KV cache and {kept} are "
+            f"{total / 1e9:.1f} GB; a logical core has {instance.bytes_per_core / 1e9:.0f} GB{hardware}"
         )
         return [Violation("MEM", text)]
     return []

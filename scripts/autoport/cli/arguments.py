@@ -39,7 +39,11 @@ ContextLength = Annotated[
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sequences for the KV cache.")]
 InstanceName = Annotated[
     str,
-    typer.Option("--instance", metavar="TYPE", help="Instance type: trn2.48xlarge, trn2.3xlarge or trn3."),
+    typer.Option(
+        "--instance",
+        metavar="TYPE",
+        help="trn2.48xlarge, trn2.3xlarge or trn3; set more with ,devices=N,hbm-gb=N,reserve-gb=N.",
+    ),
 ]
 Lnc = Annotated[int, typer.Option("--lnc", help="Physical cores per logical core: 1 or 2.")]
 Probe = Annotated[

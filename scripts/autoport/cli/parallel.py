@@ -7,8 +7,10 @@ from autoport.units import size_text
 
 def hardware_text(plan: TpPlan) -> str:
     """The instance that a plan is for."""
+    assumed = " (assumed)" if plan.hardware_assumed else ""
+    cores = f"{plan.cores} logical cores of {plan.bytes_per_core / 1e9:.0f} GB{assumed}"
     return (
-        f"{plan.instance} at LNC {plan.lnc}: {plan.cores} logical cores of {plan.bytes_per_core / 1e9:.0f} GB, "
+        f"{plan.instance} at LNC {plan.lnc}: {cores}, "
         f"{plan.weight_limit_bytes / 1e9:.0f} GB of it for weights"
     )
 
@@ -27,6 +29,7 @@ def print_experts(experts: EpPlan, plan: TpPlan) -> None:
         for item in experts.candidates
     ]
     title = f"Expert parallelism: {experts.num_experts} experts, world {experts.world_size}"
+    title += " (assumed)" if plan.hardware_assumed else ""
     columns = ("TP sub-group", "ep_degree", "Valid", "Why", "Experts per group", "Weights per rank")
     print_table(columns, rows, title=title)
     needed = "needed" if plan.recommended is None else "not needed: a TP size fits"

@@ -50,6 +50,7 @@ def recommended(plan: TpPlan) -> Iterator[str]:
             weights, cache = candidate.weight_bytes_per_rank, candidate.kv_bytes_per_rank
             text += f"; per rank {size_text(weights)} of weights and {size_text(cache)} of KV cache"
             yield f"{text} for {plan.batch_size} x {plan.context_length} tokens"
+            yield from (f"  rests on: {text}" for text in plan.assumptions)
             yield from (f"  relaxed: {item.rule}: {item.text}" for item in candidate.relaxed)
             return
     yield text
