@@ -48,6 +48,9 @@ ZEROS = torch.zeros
 FP8 = dict(fp8=True, k_scale=ZEROS(1, 1), v_scale=ZEROS(1, 1))
 
 ERRORS = {
+    "mask.tiles": Rule(
+        mask, dict(bs=2, block_len=48), "times the resized block length, got", dict(bs=2, block_len=32)
+    ),
     "decode.bias_qkv": Rule(
         decode,
         dict(bias_qkv=ZEROS(384)),

@@ -174,6 +174,12 @@ ERRORS = {
         r"router_bias shape must be \[1, E\], got \(4,\)",
         dict(router_bias=ZEROS(1, 4)),
     ),
+    "block_tkg.router_dtype": Rule(
+        block_tkg,
+        dict(router_mm_dtype=torch.float64),
+        "must be bf16, fp16 or fp32",
+        dict(router_mm_dtype=torch.float16),
+    ),
     "block_tkg.rank_id": Rule(
         block_tkg, dict(is_all_expert=True), "needs rank_id", dict(is_all_expert=True, rank_id=RANK_0)
     ),

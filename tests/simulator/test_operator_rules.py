@@ -4,9 +4,12 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 import vllm_neuron.functional as NF
 from nkilib.core.utils.common_types import NormType, QKVOutputLayout
 from rule_table import Rule, check_error, check_fallback, check_named
+from thread_ranks import on_ranks
+from vllm_neuron.functional.argmax import argmax
 from vllm_neuron.functional.topk import topk
 from vllm_neuron.simulator import rules
 
@@ -44,6 +47,10 @@ def o_proj(*, B=1, N=4, D=64, S=2, H=256, **changes):
 def mlp(*, T=4, H=256, inner=256, dtype=torch.float32, **changes):
     weights = torch.zeros(H, inner, dtype=dtype), torch.zeros(H, inner, dtype=dtype)
     NF.mlp(torch.ones(T, H, dtype=dtype), *weights, torch.zeros(inner, H, dtype=dtype), **changes)
+
+
+def one_rank_argmax(*, shape=(4, 128), dim=1):
+    on_ranks(1, lambda _: argmax(torch.zeros(shape), dim, dim, process_group=dist.group.WORLD))
 
 
 PRIOR = dict(k_prior=ZEROS(2, 64, 4), v_prior=ZEROS(2, 4, 64), prior_used_len=ZEROS(1))
@@ -237,6 +244,8 @@ FALLBACKS = {
         "float32 and int32",
         dict(dtype=torch.int32),
     ),
+    "argmax.axis": Rule(one_rank_argmax, dict(shape=(128, 4), dim=0), "last axis of a 2-D tensor", {}),
+    "argmax.columns": Rule(one_rank_argmax, dict(shape=(4, 127)), "at least 128 columns", {}),
     "topk.axis": Rule(lambda dim: topk(ZEROS(4, 4), 2, dim, dim), dict(dim=0), "last axis", dict(dim=1)),
     "topk.all": Rule(lambda k: topk(ZEROS(4, 4), k, 1, 1), dict(k=4), "0 < k < size", dict(k=3)),
     "topk.dtype": Rule(

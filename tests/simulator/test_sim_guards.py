@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from vllm_neuron.simulator import rules
 from vllm_neuron.simulator.guards import check_loaded, guard_forward
 
@@ -17,14 +16,6 @@ def clean_records():
     rules.reset()
     yield
     rules.reset()
-
-
-@pytest.fixture
-def groups():
-    """Groups of 1, 2, 2 and 4 ranks (collectives over them do nothing)."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield [dist.new_group(ranks) for ranks in ([0], [0, 1], [0, 2], [0, 1, 2, 3])]
-    dist.destroy_process_group()
 
 
 X = torch.arange(4.0)

@@ -108,6 +108,13 @@ def moe_block_tkg(
     require_expert_shapes(
         OPERATOR, expert_gate_up_weights, expert_down_weights, expert_gate_up_bias, expert_down_bias
     )
+    rules.require(
+        router_mm_dtype in (torch.bfloat16, torch.float16, torch.float32),
+        OPERATOR,
+        "router-dtype",
+        "router_mm_dtype must be bf16, fp16 or fp32",
+        got=router_mm_dtype,
+    )
     _check_sizes(x.shape[0], H, inner_size, is_all_expert, rank_id)
 
     if hidden_actual is not None and hidden_actual < H:
