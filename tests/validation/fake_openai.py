@@ -48,6 +48,8 @@ class Fake(ThreadingHTTPServer):
         if body.get("temperature", 0) > 0:
             seed = time.perf_counter() if "ignore_seed" in self.faults else body.get("seed")
             key += "" if "one_text" in self.faults else f"seed {seed}"
+        if "seed_greedy" in self.faults and "seed" in body:
+            key += "seed"
         if "same" in self.faults:
             key = ""
         if "in_a_crowd" in self.faults and self.running > 4:
@@ -142,6 +144,16 @@ class Handler(BaseHTTPRequestHandler):
         if length > 1000 and "longest_fails" in faults:
             self.reply(500, {"error": {"message": "out of memory"}})
             return
+        refusal = {
+            "seed_400": (400, "the device would ignore seed"),
+            "seed_unnamed": (400, "no"),
+            "seed_500": (500, ""),
+        }
+        for fault in refusal.keys() & faults:
+            if "seed" in body and body.get("temperature", 0) > 0:
+                status, message = refusal[fault]
+                self.reply(status, {"error": {"message": message}})
+                return
         choices = [self.choice(index, item, body, count) for index, item in enumerate(prompts)]
         if "numbering" in faults:
             choices = [choice | {"index": 0} for choice in choices]

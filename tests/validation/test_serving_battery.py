@@ -50,6 +50,9 @@ FAULTS = [
     ("ignore_seed", "two seeds", "same seed gave two"),
     ("one_text", "two seeds", "same text"),
     ("no_seeds empty_sampled", "two seeds", "empty text"),
+    ("no_seeds seed_500", "two seeds", "500 instead of 400"),
+    ("no_seeds seed_unnamed", "two seeds", "does not name it"),
+    ("no_seeds seed_greedy", "two seeds", "a seed of a greedy answer"),
     ("stream_ends", "aborted stream", "fewer than two events"),
     ("runs_on", "aborted stream", "still run"),
     ("after_abort", "aborted stream", "after the abort and before differ"),
@@ -138,9 +141,17 @@ def test_what_does_not_apply_is_skipped_with_a_reason():
     with fake("no_template") as server:
         tested = session(server, seeds=False, max_model_len=None)
         checks = {name: run_check(name, BATTERY[name], tested) for name in BATTERY}
+    assert "one is taken and not heeded" in checks["two seeds"].found
     skipped = {name for name, check in checks.items() if check.status == "skip"}
     assert skipped == {"chat", "two seeds", "longest prompt", "prompt too long", "repeated prompt"}
     assert all(checks[name].found for name in skipped)
+
+
+def test_a_seed_that_the_device_cannot_heed_is_refused():
+    with fake("seed_400") as server:
+        check = run_check("two seeds", BATTERY["two seeds"], session(server, seeds=False))
+    assert check.status == "skip"
+    assert "one is refused by a clean HTTP 400" in check.found
 
 
 def test_random_weights_are_not_judged_by_their_text():

@@ -180,13 +180,31 @@ def logprobs(session: Session) -> str:
     return f"{len(answer.tokens)} tokens, each the most likely of {TOP}"
 
 
+def _answer_to_a_seed(session: Session) -> str:
+    """What the server does with a seed that sampling on the device cannot heed."""
+    try:
+        session.client.complete(FRANCE, temperature=1.0, seed=1, max_tokens=1)
+    except BadReply as error:
+        if error.status != 400:
+            raise Failed(f"HTTP {error.status} instead of 400 for a seed: {error}") from error
+        if "seed" not in str(error):
+            raise Failed(f"HTTP 400 for a seed that does not name it: {error}") from error
+        return "one is refused by a clean HTTP 400"
+    return "one is taken and not heeded"
+
+
 def two_seeds(session: Session) -> str:
     if not session.seeds:
         params: dict[str, Any] = {"temperature": 1.0, "max_tokens": NEW_TOKENS}
         [answer] = session.client.complete(FRANCE, **params)
         if not answer.text:
             raise Failed("sampling gave an empty text")
-        raise Skipped("the server samples on the device, which has no seeds (--host-sampling checks them)")
+        [greedy] = session.client.complete(FRANCE, seed=1, max_tokens=NEW_TOKENS, logprobs=TOP)
+        _same(session, _alone(session), greedy, "a seed of a greedy answer")
+        raise Skipped(
+            f"sampling on the device has no seeds: {_answer_to_a_seed(session)}, and without effect on a greedy "
+            "answer (--host-sampling compares two)"
+        )
     first, again, other = (
         session.client.complete(FRANCE, temperature=1.0, seed=seed, max_tokens=NEW_TOKENS)[0].text
         for seed in (1, 1, 2)
