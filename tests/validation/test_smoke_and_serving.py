@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from autoport.cli.serve_test import report as report_serving
+from autoport.cli.smoke import report as report_smoke
 from autoport.cli.status import serving_rows
 from autoport.codegen.document import documents
 from autoport.errors import Refusal
@@ -102,8 +105,27 @@ def failed(run):
 # --- Step 8 -----------------------------------------------------------------------------------------------
 
 
-def test_a_green_smoke_test(port, backend):
+def without_a_place(text, place):
+    """Lines with a time or a rate that do not say where it was measured, nor does the title of their table."""
+    title = ""
+    for line in text.splitlines():
+        if line and line[0] not in "┏┃┡│└|":
+            title = line
+        if re.search(r"\d (ms|s)\b|tokens/s", line) and place not in line + title:
+            yield line
+
+
+def test_a_number_without_its_place_is_seen():
+    assert [*without_a_place("plain\n│ batch │ 0.3 s │\nplain, on X\n│ batch │ 0.3 s │", "X")] == [
+        "│ batch │ 0.3 s │"
+    ]
+    assert [*without_a_place("| rate | 3 tokens/s (X) |\n| Time | 3 s |", "X")] == ["| Time | 3 s |"]
+
+
+def test_a_green_smoke_test(port, backend, capsys):
     result = smoke.smoke(port, backend())
+    report_smoke(result)
+    assert [*without_a_place(results_md(port) + capsys.readouterr().out, result.place)] == []
     assert result.passed, result.checks
     assert {check.status for check in result.checks} == {"pass"}
     assert result.on_device.endswith(
@@ -316,7 +338,7 @@ serving.serve_test(Port(Workspace.find({str(port.workspace.root)!r}), "yi"), bac
 # --- A server of others -----------------------------------------------------------------------------------
 
 
-def test_a_url(port):
+def test_a_url(port, capsys):
     with fake() as server:
         result = serving.check_url(server.url + "/v1")
         assert result.passed, failed(result.runs[0])
@@ -324,7 +346,11 @@ def test_a_url(port):
         with pytest.raises(Refusal, match=r"SERVE-URL.*'other'"):
             serving.check_url(server.url, "other")
     serving.write(port, result)
-    assert f"server {server.url}" in results_md(port)
+    report_serving(result)
+    printed, text = capsys.readouterr().out, results_md(port)
+    assert "tokens/s" in printed
+    assert "tokens/s" in text
+    assert [*without_a_place(printed + text, f"server {server.url}")] == []
     with pytest.raises(Refusal, match="SERVE-URL: no OpenAI-compatible server"):
         serving.check_url(server.url)
 

@@ -210,7 +210,7 @@ def measured(result: Smoke) -> Measured:
         ("Measured", f"{result.finished} on {result.place}"),
         ("Checkpoint", str(result.checkpoint)),
         ("Tensor parallel size", str(result.checkpoint.tp_size)),
-        ("Time", f"{result.seconds} s with loading"),
+        ("Time", f"{result.seconds} s with loading, on {result.place}"),
     ]
     generations = result.generations.generations if result.generations else []
     return Measured(
