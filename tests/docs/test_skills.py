@@ -1,5 +1,6 @@
 """The skills keep to the Agent Skills specification, as an agent finds them after installation."""
 
+import json
 import re
 from pathlib import Path
 
@@ -41,6 +42,18 @@ def test_length(name: str):
     text = SKILLS[name].read_text(encoding="utf-8")
     assert len(text.splitlines()) < 500
     assert len(text) / 4 < 5000  # tokens, at four characters each
+
+
+def test_sentences_for_routing_cover_every_skill_and_none():
+    wanted = [case["skill"] for case in json.loads((ROOT / "evals" / "routing.json").read_text())]
+    assert set(wanted) == {*SKILLS, None}
+    assert all(wanted.count(name) >= 2 for name in SKILLS if name != "autoport-out-of-tree")
+
+
+def test_what_another_skill_does_is_left_to_it():
+    others = frontmatter(SKILLS["autoport-vllm-neuron"])["description"].partition("Do not use")[2]
+    for task in ("variant", "outside the plugin's checkout", "crash log", "accuracy report"):
+        assert task in others
 
 
 def test_references_are_one_level_deep():
