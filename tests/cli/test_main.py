@@ -1,7 +1,10 @@
 """Every way to end a command: an exit code, a message, no traceback."""
 
+import contextlib
 import errno
+import importlib
 import os
+import signal
 import subprocess
 import sys
 
@@ -35,6 +38,42 @@ def test_other_errors_keep_their_traceback(monkeypatch):
 def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys):
     assert ended(monkeypatch, SystemExit(130)) == 130
     assert "run the same command again" in capsys.readouterr().err
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """Exit codes of a process that ended at once; Ctrl-C is handled as in a command."""
+    codes = []
+    monkeypatch.setattr(cli.os, "_exit", codes.append)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    cli._end_imports_on_interrupt()
+    yield codes
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_module_that_swallows_an_interrupt_does_not_keep_the_command_alive(
+    ends, tmp_path, monkeypatch, capfd
+):
+    (tmp_path / "swallows_interrupts.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with contextlib.suppress(KeyboardInterrupt):
+        importlib.import_module("swallows_interrupts")
+    assert ends[:1] == [130]
+    assert "run the same command again" in capfd.readouterr().err
+
+
+def test_an_interrupt_outside_an_import_unwinds(ends):
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert ends == []
+
+
+def test_an_interrupt_that_the_caller_ignores_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cli._end_imports_on_interrupt()
+    assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
 
 
 def test_output_that_nobody_reads():

@@ -5,6 +5,8 @@ import errno
 import os
 import signal
 import sys
+import threading
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -95,6 +97,7 @@ def options(
 
 
 INTERRUPTED = 128 + signal.SIGINT
+INTERRUPTED_TEXT = "interrupted; run the same command again to go on"
 READER_GONE = 128 + signal.SIGPIPE
 # Errors of the machine, wherever they come up; others are faults of the program and keep their traceback.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -103,6 +106,7 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACC
 def main() -> None:
     """Entry point: turns refusals, interrupts and write errors into a message and an exit code."""
     code: int | str | None
+    _end_imports_on_interrupt()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
@@ -116,7 +120,7 @@ def main() -> None:
     except SystemExit as stop:
         code = stop.code
         if code == INTERRUPTED:
-            note("interrupted; run the same command again to go on")
+            note(INTERRUPTED_TEXT)
         elif isinstance(stop.__context__, BrokenPipeError):
             code = _reader_gone()
     except BrokenPipeError:
@@ -133,6 +137,25 @@ def main() -> None:
             )
         )
     raise SystemExit(code) from None
+
+
+def _end_imports_on_interrupt() -> None:
+    """Let Ctrl-C during an import end the process, as a kill does; elsewhere it stays a KeyboardInterrupt.
+
+    Modules that take seconds to import swallow the exception now and then, and the run would go on.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, f"{INTERRUPTED_TEXT}\n".encode())
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _refused(refusal: Refusal) -> int:
