@@ -5,6 +5,9 @@ import json
 import re
 
 import pytest
+from autoport.analysis.step import make_plan
+from autoport.errors import Refusal
+from autoport.port import Options
 from autoport.research.modeling.blocks import block_findings
 from autoport.research.modeling.classes import Decoder
 from autoport.research.modeling.locate import ModelingFile
@@ -331,6 +334,69 @@ def test_published_models(tmp_path, name, kind, weight, bias, topology, pairing)
     assert one(findings, "block")["topology"] == topology
     assert one(findings, "rope")["pairing"] == pairing
     assert all(finding.where.startswith("modeling_") for finding in findings)
+
+
+MINICPM = """
+import math
+
+class MiniCPMDecoderLayer(nn.Module):
+    def __init__(self, config, layer_idx):
+        self.self_attn = MiniCPMAttention(config=config, layer_idx=layer_idx)
+        self.mlp = MiniCPMMLP(config)
+        self.input_layernorm = MiniCPMRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = MiniCPMRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.scale_depth = config.scale_depth
+        self.num_hidden_layers = config.num_hidden_layers
+
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states = self.self_attn(self.input_layernorm(hidden_states))
+        hidden_states = residual + hidden_states * (self.scale_depth / math.sqrt(self.num_hidden_layers))
+        residual = hidden_states
+        hidden_states = self.mlp(self.post_attention_layernorm(hidden_states))
+        return residual + hidden_states * (self.scale_depth / math.sqrt(self.num_hidden_layers))
+
+class MiniCPMModel(nn.Module):
+    def __init__(self, config):
+        self.layers = nn.ModuleList([MiniCPMDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
+
+    def forward(self, input_ids):
+        hidden_states = self.embed_tokens(input_ids) * self.config.scale_emb
+        for layer in self.layers:
+            hidden_states = layer(hidden_states)
+        return self.norm(hidden_states)
+
+class MiniCPMForCausalLM(nn.Module):
+    def __init__(self, config):
+        self.model = MiniCPMModel(config)
+
+    def forward(self, input_ids):
+        hidden_states = self.model(input_ids)
+        return self.lm_head(hidden_states / (self.config.hidden_size / self.config.dim_model_base))
+"""
+
+
+def test_factors_of_a_llama_shaped_model_with_keys_of_its_own_are_not_lost(tmp_path):
+    factors = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+    config = small_config(
+        architectures=["MiniCPMForCausalLM"],
+        model_type="minicpm",
+        auto_map={"AutoModelForCausalLM": "modeling_minicpm.MiniCPMForCausalLM"},
+        **factors,
+    )
+    folder = write_checkpoint(tmp_path, config, llama_keys(small_config()))
+    (folder / "modeling_minicpm.py").write_text(MINICPM)
+    facts, checkpoint = research(str(folder))
+    assert facts.unconsumed == factors
+    assert facts.remote_code
+    assert facts.modeling.reads.keys() >= factors.keys()
+    ways = {
+        item.value["config"]: item.value["way"] for item in facts.modeling.findings if item.topic == "scale"
+    }
+    assert ways["scale_emb"] == "multiplies"
+    assert "scale_depth" in one(facts.modeling.findings, "block")["residual_scale"]
+    with pytest.raises(Refusal, match=r"SCOPE-ARCH.*'MiniCPMForCausalLM'"):
+        make_plan("minicpm", facts, checkpoint, Options())
 
 
 def test_scales_caps_sinks_and_norms_of_queries(tmp_path):

@@ -67,7 +67,7 @@ TRAINING_KEYS = {
     "rescale_prenorm_residual", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef", "seq_aux",
 }  # fmt: skip
 SEMANTIC_KEY = re.compile(
-    r"_(multiplier|scale|scaling|factor|scalar|cap|capping|theta|rank|window|window_size|bias|pattern|interval)$"
+    r"_(multiplier|scale|scaling|factor|scalar|base|cap|capping|theta|rank|window|window_size|bias|pattern|interval)$"
     r"|^(scale|residual|logit|qk_|qkv_|clip_|no_rope|alibi|parallel_|sandwich|attn_|ffn_|block_configs|per_layer)"
     r"|expert|moe|router|norm|nope|softcap|lora|mup|rope|rotary|bias|sink|swiglu|parallel|_layers$|layer_types$"
     r"|sliding_window|chunk"
