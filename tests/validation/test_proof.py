@@ -149,7 +149,7 @@ FAULTS = {
         "mlp",
     ),
     "a residual added twice": Fault(
-        {r"hidden_states = residual \+ hidden_states": r"\g<0> + residual"}, PREFILL, "decoder"
+        {r"hidden_states = hidden_states \+ output": r"\g<0> + hidden_states"}, PREFILL, "decoder"
     ),
     "embeddings scaled": Fault({r"rank=rank\)\n": "rank=rank) * 1.01\n"}, PREFILL, "embedding"),
     "RoPE angles in bfloat16": Fault(
