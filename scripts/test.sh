@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Set up .venv, then run the linters, the type checker and every test.
+# Set up .venv, then run the linters, the type checker and every test, in two processes.
+#   scripts/test.sh tests/review         takes the tests in a folder or file
+#   scripts/test.sh -n 0                 takes one process, as `.venv/bin/python -m pytest` does
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
@@ -9,4 +11,5 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/python -m pytest "$@"
+# A file stays in one process, so that what its tests share is made once; files start in the order of their names.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
