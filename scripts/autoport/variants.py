@@ -185,6 +185,9 @@ def parse_condition(text: str) -> Condition:
             "VAR-CONDITION", f"{text!r}: {op} needs a list", "option --when or --require", "write ['a', 'b']"
         )
     value = list(value) if isinstance(value, tuple) else value
-    if not isinstance(value, (str, int, float, bool, list, type(None))):
-        raise refuse("VAR-CONDITION", f"{text!r}: {value!r}", "option --when or --require", example)
+    is_plain = isinstance(value, (str, int, float, bool, list, type(None)))
+    if not is_plain or value == [] or (op in ("<", "<=", ">", ">=") and type(value) not in (int, float)):
+        raise refuse(
+            "VAR-CONDITION", f"{text!r}: {op} does not go with {value!r}", "option --when or --require", example
+        )
     return Condition(field, cast(Operator, op), value)

@@ -88,7 +88,7 @@ def test_what_a_person_changed_survives() -> None:
             "            return   Model.from_configs(hf_config, neuron_config)\n\n"
             "        # What the user asks for\n"
         ),
-        '{"bf16": None}': '{ "bf16": ("trn2",) }',
+        'quantizations = ["bf16"]': "quantizations = ( 'bf16', )",
         "        return problems": "        problems += ours(hf_config)\n        return problems",
     }
     for old, new in changes.items():
@@ -96,8 +96,8 @@ def test_what_a_person_changed_survives() -> None:
         by_hand = by_hand.replace(old, new)
     after = [*accumulate(ALL[1:], edited, initial=by_hand)][-1]
     changed = [line for line in difflib.ndiff(by_hand.splitlines(), after.splitlines()) if line[0] == "-"]
-    assert [line.split()[1] for line in changed] == ["platforms:", "formats:"]
-    assert '{ "bf16": ("trn2",), "mxfp4": ("trn3",), "fp8": None }' in after
+    assert [line.split()[1] for line in changed] == ["quantizations", "formats:"]
+    assert "quantizations = ( 'bf16', 'mxfp4', 'fp8' )" in after
     compile(after, "factory.py", "exec")
 
 
@@ -106,7 +106,7 @@ def test_what_a_person_changed_survives() -> None:
     [
         (("class LlamaForCausalLM", "class Renamed"), "VAR-LAYOUT"),
         (("def _select_implementation", "def choose"), "VAR-LAYOUT"),
-        (("platforms: dict", "where: dict"), "VAR-LAYOUT"),
+        (("quantizations = ", "known = "), "VAR-LAYOUT"),
         (("def __init__(", "def __init__("[:-1]), "VAR-SYNTAX"),
     ],
 )

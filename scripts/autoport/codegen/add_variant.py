@@ -9,12 +9,9 @@ from autoport.codegen.factory_edit import add_variant
 from autoport.codegen.factory_layout import (
     Implementation,
     factories,
-    find_class,
-    find_method,
     parse,
     read_selection,
 )
-from autoport.codegen.factory_validation import GENERATED
 from autoport.codegen.render import Checked, identifier, render_python
 from autoport.codegen.variant_tests import selection_cases
 from autoport.errors import Problem, Refusal, refuse
@@ -192,12 +189,14 @@ def tests(
     Of a factory that a person wrote only the selection is tested: what its checks need of a config is not known.
     """
     where = port.workspace.model_dir(port.name) / "factory.py"
-    module = parse(factory, where)
-    selection = read_selection(module, architecture, where)
-    is_generated = find_method(find_class(module, architecture, where), GENERATED, where) is not None
+    selection = read_selection(parse(factory, where), architecture, where)
     cases = selection_cases(variant, declared)
-    if not is_generated:
-        cases = [case for case in cases if case.module and "quantization_config" not in case.hf_config]
+    if not selection.is_generated:
+        cases = [
+            case
+            for case in cases
+            if case.module == variant.module and case.platform and "quantization_config" not in case.hf_config
+        ]
     path = f"{port.workspace.variant_tests(port.name)}/test_{port.name}_{variant.name}.py"
     home = ".".join(identifier(part) for part in port.workspace.model_module(port.name).split("."))
     return {
@@ -208,7 +207,7 @@ def tests(
             variant=variant,
             modules=sorted({selection.ending.implementation.module, *(item.module for item in declared[1:])}),
             cases=cases,
-            is_generated=is_generated,
+            is_generated=selection.is_generated,
             others=selection.others,
             hf_config=selection.entry[0],
             neuron_config=selection.entry[1],

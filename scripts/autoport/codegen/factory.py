@@ -16,6 +16,8 @@ KINDS = {
     "platform": "The platform's default",
 }
 
+PLATFORM = "platform_target"  # the function of a generated factory that names it; see factory/platform.j2
+
 
 class Branch(msgspec.Struct, frozen=True):
     """One ``if`` of `_select_implementation`: its kind (a key of `KINDS`), its test, and what it imports."""
@@ -35,9 +37,10 @@ def selection_context(variants: Sequence[Variant]) -> dict[str, Any]:
             for branch in ordered
         ],
         "fallback": Checked(identifier(variants[0].module)),
-        "platforms": platform_rows(variants),
+        "platform_dependent": any(variant.platforms or variant.default_on for variant in variants),
+        "quantizations": [key for variant in variants for key in variant.quantization],
         "formats": format_rows(variants),
-        "requirements": [row for variant in variants for row in requirement_rows(variant)],
+        "requirements": [row for v in variants for row in (*platform_rows(v), *requirement_rows(v))],
     }
 
 
@@ -45,24 +48,19 @@ def branches(variant: Variant) -> list[Branch]:
     """The branches that select a variant."""
     module = identifier(variant.module)
     needs = [test(condition) for condition in variant.require]
-    here = [_is_in("get_platform_target()", variant.platforms)] if variant.platforms else []
+    here = [_is_in(f"{PLATFORM}()", variant.platforms)] if variant.platforms else []
     found = []
     if variant.quantization:
         found.append(Branch("user", _is_in("quantization", variant.quantization), module))
     if variant.formats:
         found.append(Branch("format", _is_in("checkpoint_format(hf_config)", variant.formats), module))
     if variant.when:
-        tests = [*here, *(test(condition) for condition in variant.when), *needs]
+        tests = [*(test(condition) for condition in variant.when), *needs, *here]
         found.append(Branch("rule", _joined(tests), module))
     if variant.default_on:
-        tests = [_is_in("get_platform_target()", variant.default_on), *needs]
+        tests = [*needs, _is_in(f"{PLATFORM}()", variant.default_on)]
         found.append(Branch("platform", _joined(tests), module))
     return found
-
-
-def platform_rows(variants: Iterable[Variant]) -> list[tuple[str, tuple[str, ...] | None]]:
-    """Value of ``neuron_config.quantization`` -> the platforms that its implementation needs."""
-    return [(key, variant.platforms or None) for variant in variants for key in variant.quantization]
 
 
 def format_rows(variants: Iterable[Variant]) -> list[tuple[str, tuple[str, ...]]]:
@@ -70,17 +68,33 @@ def format_rows(variants: Iterable[Variant]) -> list[tuple[str, tuple[str, ...]]
     return [(name, variant.quantization) for variant in variants for name in variant.formats]
 
 
-def requirement_rows(variant: Variant) -> list[tuple[Checked, str]]:
-    """When a requirement is broken, as an expression, and the words that say so."""
-    asked = [
-        _is_in(name, values)
-        for name, values in (("quantization", variant.quantization), ("checkpoint", variant.formats))
-        if values
-    ]
-    if not asked:
+def platform_rows(variant: Variant) -> list[tuple[Checked, Checked]]:
+    """When a variant is asked for where it does not run, and the words that say so, as expressions."""
+    chosen = _asked_for(variant)
+    if not (chosen and variant.platforms):
         return []
-    chosen = asked[0] if len(asked) == 1 else f"({' or '.join(asked)})"
-    return [(Checked(f"{chosen} and not {test(c)}"), f"{variant.name} without {c}") for c in variant.require]
+    where = " or ".join(identifier(platform) for platform in variant.platforms)
+    words = f'f"{identifier(variant.name)} on {{{PLATFORM}()}} (possible: on {where})"'
+    return [(Checked(f"{chosen} and {PLATFORM}() not in {py(variant.platforms)}"), Checked(words))]
+
+
+def requirement_rows(variant: Variant) -> list[tuple[Checked, Checked]]:
+    """When a requirement is broken, and the words that say so, as expressions."""
+    chosen = _asked_for(variant)
+    return [
+        (Checked(f"{chosen} and not ({test(condition)})"), py(f"{variant.name} without {condition}"))
+        for condition in (variant.require if chosen else ())
+    ]
+
+
+def _asked_for(variant: Variant) -> str:
+    """When the user's word or the checkpoint's format selects a variant, as an expression; empty for never."""
+    keys = variant.quantization
+    asked = [_is_in("quantization", keys)] if keys else []
+    if variant.formats:
+        loads = f'{py(keys[0])} in formats.get(checkpoint or "", ())' if keys else ""
+        asked.append(Checked(loads) or _is_in("checkpoint", variant.formats))
+    return f"({' or '.join(asked)})" if len(asked) > 1 else "".join(asked)
 
 
 def test(condition: Condition) -> Checked:

@@ -2,13 +2,14 @@
 
 import ast
 import re
+import sys
 from collections.abc import Callable
 
 import libcst as cst
 import libcst.matchers as m
 import msgspec
 
-from autoport.codegen.factory import KINDS, Branch, branches
+from autoport.codegen.factory import KINDS, PLATFORM, Branch, branches
 from autoport.codegen.factory_layout import (
     Found,
     Selection,
@@ -18,7 +19,7 @@ from autoport.codegen.factory_layout import (
     reads_quantization,
 )
 from autoport.codegen.factory_validation import edit_validation
-from autoport.codegen.render import format_python
+from autoport.codegen.render import format_python, render
 from autoport.errors import refuse
 from autoport.variants import Variant
 
@@ -62,8 +63,10 @@ def add_variant(source: str, architecture: str, variant: Variant, where: object)
             continue
         module, selection = _with_branch(module, selection, architecture, branch, variant, style, where)
     module, more = edit_validation(module, architecture, selection, variant, style, where)
-    if TARGET in module.code and not _imports(module, TARGET):
-        module = _with_target_import(module)
+    if _calls(module, PLATFORM) and not m.findall(module, m.FunctionDef(name=m.Name(PLATFORM))):
+        module = _with_platform_target(module, architecture)
+    if _calls(module, TARGET) and not _imports(module, TARGET):
+        module = _with_import(module, TARGET_IMPORT)
     after = format_python(module.code) if is_formatted else module.code
     ast.parse(after)
     return Edited(after, [*notes, *more(after)])
@@ -118,12 +121,13 @@ def in_words_of(selection: Selection, test: cst.BaseExpression) -> cst.BaseExpre
     """A branch's test with the names that the method has for the configs, the quantization and the platform."""
     hf_config, neuron_config = selection.configs
     names = {"quantization": f'getattr({neuron_config}, "quantization", None)'}
-    replaced: cst.CSTNode = test
+    platform = f"{PLATFORM if selection.is_generated else TARGET}()"
     for name, value in selection.locals.items():
         if reads_quantization(value, neuron_config):
             names["quantization"] = name
         elif code(value) == f"{TARGET}()":
-            replaced = _replace(replaced, m.Call(m.Name(TARGET)), cst.Name(name))
+            platform = name
+    replaced: cst.CSTNode = _replace(test, m.Call(m.Name(PLATFORM)), cst.parse_expression(platform))
     for old, new in (names | {"hf_config": hf_config, "neuron_config": neuron_config}).items():
         if old != new:
             replaced = _replace(replaced, m.Name(old), cst.parse_expression(new))
@@ -218,14 +222,42 @@ def _imports(module: cst.Module, name: str) -> bool:
     )
 
 
-def _with_target_import(module: cst.Module) -> cst.Module:
-    """The module with the import of `get_platform_target` behind the others at its top."""
+def _calls(module: cst.Module, name: str) -> bool:
+    return bool(m.findall(module, m.Call(m.Name(name))))
+
+
+def _with_platform_target(module: cst.Module, architecture: str) -> cst.Module:
+    """The module with the function `platform_target`, above the factory."""
+    lines = list(module.body)
+    written = cst.parse_statement(render("boilerplate/factory/platform.j2"))
+    blank = [cst.EmptyLine(indent=False)] * 2
+    factory = next(line for line in lines if m.matches(line, m.ClassDef(name=m.Name(architecture))))
+    lines.insert(lines.index(factory), written.with_changes(leading_lines=blank))
+    return module.with_changes(body=lines)
+
+
+def _with_import(module: cst.Module, statement: str) -> cst.Module:
+    """The module with an import before the first at its top that is not of Python's own library."""
     lines = list(module.body)
     line = m.SimpleStatementLine([m.ImportFrom() | m.Import()])
     imports = [index for index, item in enumerate(lines) if m.matches(item, line)]
-    docstring = 1 if module.get_docstring() is not None else 0
-    lines.insert(imports[-1] + 1 if imports else docstring, cst.parse_statement(TARGET_IMPORT))
+    others = [index for index in imports if not _is_builtin(lines[index])]
+    added = cst.ensure_type(cst.parse_statement(statement), cst.SimpleStatementLine)
+    if others:
+        below = cst.ensure_type(lines[others[0]], cst.SimpleStatementLine)
+        lines[others[0]] = below.with_changes(leading_lines=[])
+        lines.insert(others[0], added.with_changes(leading_lines=below.leading_lines))
+    else:
+        docstring = 1 if module.get_docstring() is not None else 0
+        lines.insert(imports[-1] + 1 if imports else docstring, added)
     return module.with_changes(body=lines)
+
+
+def _is_builtin(line: cst.CSTNode) -> bool:
+    [module] = ast.parse(code(line).strip()).body
+    names = [module.module or ""] if isinstance(module, ast.ImportFrom) and not module.level else []
+    names += [alias.name for alias in module.names] if isinstance(module, ast.Import) else []
+    return bool(names) and all(name.split(".")[0] in sys.stdlib_module_names for name in names)
 
 
 def _as_it_is(text: str) -> str:

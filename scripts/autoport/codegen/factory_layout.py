@@ -16,6 +16,7 @@ from autoport.codegen.render import identifier
 from autoport.errors import Refusal, refuse
 
 METHODS = ("_select_implementation", "from_configs")
+GENERATED = "_variant_problems"  # the check of the variants that a generated factory has
 MODEL = "Model"  # what a branch calls the implementation that it imports
 
 RETURN = m.SimpleStatementLine([m.Return()])
@@ -64,6 +65,7 @@ class Selection(msgspec.Struct, frozen=True):
         others: Parameters of `from_configs` besides them that have no default.
         locals: Values of the variables that the method assigns.
         found: The branches, in order.
+        is_generated: Whether the factory has the check that generated ones have.
     """
 
     method: cst.FunctionDef
@@ -73,6 +75,7 @@ class Selection(msgspec.Struct, frozen=True):
     locals: dict[str, cst.BaseExpression]
     found: list[Found]
     ending: Ending
+    is_generated: bool
 
 
 def parse(source: str, where: object) -> cst.Module:
@@ -141,6 +144,7 @@ def read_selection(module: cst.Module, architecture: str, where: object) -> Sele
         variables,
         list(_branches(method, _imported_on_top(module), variables, configs)),
         ending,
+        find_method(factory, GENERATED, where) is not None,
     )
 
 

@@ -10,6 +10,7 @@ import libcst.matchers as m
 
 from autoport.codegen.factory import format_rows, platform_rows, requirement_rows
 from autoport.codegen.factory_layout import (
+    GENERATED,
     Selection,
     code,
     find_class,
@@ -20,7 +21,6 @@ from autoport.codegen.factory_layout import (
 from autoport.codegen.render import py
 from autoport.variants import Variant
 
-GENERATED = "_variant_problems"
 BY_HAND = "_validate_config"
 
 Style = Callable[[str], str]
@@ -39,9 +39,13 @@ def edit_validation(
     factory = find_class(module, architecture, where)
     method = find_method(factory, GENERATED, where)
     if method is not None:
-        changed = _with_rows(method, "platforms", platform_rows([variant]), style, where)
-        changed = _with_rows(changed, "formats", format_rows([variant]), style, where)
-        for broken, words in requirement_rows(variant):
+        changed = _with_rows(method, "formats", format_rows([variant]), style, where)
+        known = _assigned(changed.body.body).get("quantizations")
+        if not isinstance(known, Container):
+            raise layout(f"{GENERATED} has no list quantizations", where)
+        if new := [key for key in variant.quantization if not _has(known, key)]:
+            changed = cst.ensure_type(changed.deep_replace(known, _with_strings(known, new)), cst.FunctionDef)
+        for broken, words in (*platform_rows(variant), *requirement_rows(variant)):
             changed = _with_requirement(changed, broken, words, style, where)
         return cst.ensure_type(module.deep_replace(method, changed), cst.Module), lambda after: []
     return _by_hand(module, factory, selection, variant, where)
@@ -93,7 +97,7 @@ def _with_requirement(
     method: cst.FunctionDef, broken: str, words: str, style: Style, where: object
 ) -> cst.FunctionDef:
     """The method with one more check before ``return problems``."""
-    added = cst.parse_statement(style(f"if {broken}:\n    problems.append({py(words)})\n"))
+    added = cst.parse_statement(style(f"if {broken}:\n    problems.append({words})\n"))
     lines = list(method.body.body)
     if any(isinstance(line, cst.If) and _dump(line) == _dump(added) for line in lines):
         return method

@@ -1,14 +1,27 @@
 """The cases of a variant's generated tests: configs, and the module that they select or the words of the refusal."""
 
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from autoport.variants import FORMATS, Condition, Variant
+from autoport.variants import FORMATS, Condition, Variant, checkpoint_format
 
 PLATFORMS = ("trn2", "trn3")
+UNKNOWN = "the platform is not known"
+
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda value, values: value in values,
+    "not in": lambda value, values: value not in values,
+}
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -16,7 +29,7 @@ class Case(msgspec.Struct, frozen=True):
 
     Attributes:
         title: Name of the case.
-        platform: What `get_platform_target` returns.
+        platform: What `get_platform_target` returns; None where it does not know.
         neuron_config: Attributes of the plugin's configuration, None for none.
         hf_config: Attributes of the Hugging Face config.
         module: Module that has to be selected, if the configs are to be accepted.
@@ -24,7 +37,7 @@ class Case(msgspec.Struct, frozen=True):
     """
 
     title: str
-    platform: str
+    platform: str | None
     neuron_config: dict[str, Any] | None
     hf_config: dict[str, Any]
     module: str | None = None
@@ -32,25 +45,36 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def selection_cases(variant: Variant, declared: Sequence[Variant]) -> list[Case]:
-    """Every path to the variant, and every refusal that it brings."""
-    return [
+    """Every path to the variant, every refusal that it brings, and the way past it.
+
+    Args:
+        declared: All variants of the model, the fallback first.
+    """
+    cases = [
         *_by_name(variant),
         *_by_format(variant, declared),
-        *_by_rule(variant, declared),
+        *_by_rule(variant),
         *_by_platform(variant),
+        *_past(variant, declared),
     ]
+    return [case for case in cases if case.refusal or case.module == _selected(case, declared)]
 
 
 def _by_name(variant: Variant) -> Iterator[Case]:
     hf_config, neuron_config = _satisfying(variant.require)
     for key in variant.quantization:
+        asked = {**neuron_config, "quantization": key}
         for platform in PLATFORMS:
-            asked = {**neuron_config, "quantization": key}
             if platform in (variant.platforms or PLATFORMS):
                 yield Case(f"{key} is asked for on {platform}", platform, asked, hf_config, variant.module)
             else:
-                refusal = f"quantization {re.escape(repr(key))} on {platform} .*runs on"
+                refusal = f"{variant.name} on {platform} .*possible: on"
                 yield Case(f"{key} does not run on {platform}", platform, asked, hf_config, refusal=refusal)
+        title = f"{key} is asked for, {UNKNOWN}"
+        if variant.platforms:
+            yield Case(title, None, asked, hf_config, refusal=UNKNOWN)
+        else:
+            yield Case(title, None, asked, hf_config, variant.module)
         for condition in variant.require:
             others, settings = _satisfying([item for item in variant.require if item is not condition])
             words = re.escape(f"{variant.name} without {condition}")
@@ -64,56 +88,90 @@ def _by_name(variant: Variant) -> Iterator[Case]:
 
 
 def _by_format(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
-    needed, settings = _satisfying(variant.require)
+    needed, neuron_config = _satisfying(variant.require)
+    settings = neuron_config or None
     for name in variant.formats:
         hf_config = needed | {"quantization_config": FORMATS[variant.name][name]}
         for platform in PLATFORMS:
             if platform in (variant.platforms or PLATFORMS):
-                yield Case(
-                    f"the checkpoint is {name}, on {platform}",
-                    platform,
-                    settings or None,
-                    hf_config,
-                    variant.module,
-                )
+                title = f"the checkpoint is {name}, on {platform}"
+                yield Case(title, platform, settings, hf_config, variant.module)
             else:
-                refusal = f"quantization_config {re.escape(repr(name))} on {platform}"
-                yield Case(
-                    f"{name} is not loaded on {platform}",
-                    platform,
-                    settings or None,
-                    hf_config,
-                    refusal=refusal,
-                )
+                refusal = f"{variant.name} on {platform} .*possible: on"
+                yield Case(f"{name} is not loaded on {platform}", platform, settings, hf_config, refusal=refusal)
+        title = f"the checkpoint is {name}, {UNKNOWN}"
+        if variant.platforms:
+            yield Case(title, None, settings, hf_config, refusal=UNKNOWN)
+        else:
+            yield Case(title, None, settings, hf_config, variant.module)
         for other in declared:
             for key in other.quantization:
                 if other != variant and _home(variant) in (other.platforms or PLATFORMS):
                     refusal = f"quantization {re.escape(repr(key))} for a checkpoint with"
-                    asked = {**settings, "quantization": key}
-                    yield Case(
-                        f"{key} does not load {name}", _home(variant), asked, hf_config, refusal=refusal
-                    )
+                    asked = {**neuron_config, "quantization": key}
+                    title = f"{key} does not load {name}"
+                    yield Case(title, _home(variant), asked, hf_config, refusal=refusal)
 
 
-def _by_rule(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
+def _by_rule(variant: Variant) -> Iterator[Case]:
     if not variant.when:
         return
     hf_config, neuron_config = _satisfying([*variant.when, *variant.require])
-    before = declared[: list(declared).index(variant)]
-    if any(other.when for other in before):
-        return  # an earlier rule may hold as well, and would win
+    title = " and ".join(map(str, variant.when))
     for platform in variant.platforms or PLATFORMS:
-        title = f"{' and '.join(map(str, variant.when))}, on {platform}"
-        yield Case(title, platform, neuron_config or None, hf_config, variant.module)
+        yield Case(f"{title}, on {platform}", platform, neuron_config or None, hf_config, variant.module)
 
 
 def _by_platform(variant: Variant) -> Iterator[Case]:
     hf_config, neuron_config = _satisfying(variant.require)
-    for platform in PLATFORMS:
-        if platform in variant.default_on:
-            yield Case(
-                f"the default on {platform}", platform, neuron_config or None, hf_config, variant.module
-            )
+    settings = neuron_config or None
+    for platform in variant.default_on:
+        yield Case(f"the default on {platform}", platform, settings, hf_config, variant.module)
+    if variant.default_on:
+        yield Case(f"nothing is asked for, {UNKNOWN}", None, settings, hf_config, refusal=UNKNOWN)
+
+
+def _past(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
+    fallback = declared[0]
+    for key in fallback.quantization:
+        yield Case(f"{key} is asked for, {UNKNOWN}", None, {"quantization": key}, {}, fallback.module)
+    for platform in (*PLATFORMS, None):
+        title = f"nothing is asked for, on {platform}" if platform else f"nothing is asked for, {UNKNOWN}"
+        if platform or not any(other.default_on for other in declared):
+            yield Case(title, platform, None, {}, fallback.module)
+
+
+def _selected(case: Case, declared: Sequence[Variant]) -> str:
+    """The module that the declarations give for a case that they do not refuse."""
+    asked = (case.neuron_config or {}).get("quantization")
+    form = checkpoint_format(case.hf_config.get("quantization_config") or {"quant_method": ""})
+
+    def holds(conditions: Sequence[Condition]) -> bool:
+        return all(_holds(condition, case) for condition in conditions)
+
+    kinds: list[Callable[[Variant], bool]] = [
+        lambda variant: asked in variant.quantization,
+        lambda variant: form in variant.formats,
+        lambda variant: (
+            bool(variant.when)
+            and holds([*variant.when, *variant.require])
+            and (not variant.platforms or case.platform in variant.platforms)
+        ),
+        lambda variant: case.platform in variant.default_on and holds(variant.require),
+    ]
+    found = (variant.module for is_chosen in kinds for variant in declared if is_chosen(variant))
+    return next(found, declared[0].module)
+
+
+def _holds(condition: Condition, case: Case) -> bool:
+    first, _, rest = condition.field.partition(".")
+    of_plugin = first == "neuron_config" and rest
+    value: Any = (case.neuron_config or {}) if of_plugin else case.hf_config
+    for key in (rest if of_plugin else condition.field).split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if value is None and condition.op in ("<", "<=", ">", ">="):
+        return False
+    return OPERATORS[condition.op](value, condition.value)
 
 
 def _home(variant: Variant) -> str:

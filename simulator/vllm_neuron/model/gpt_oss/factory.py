@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from libtorch_neuronx_lite.compile.platform import get_platform_target
 from torch import nn
 from vllm.distributed.parallel_state import get_tp_group
 
@@ -115,28 +114,22 @@ class GptOssForCausalLM(nn.Module):
 
     @classmethod
     def _variant_problems(cls, hf_config: Any, neuron_config: NeuronConfig | None) -> list[str]:
-        """What the configs ask that no implementation does on this platform."""
-        platform = get_platform_target()
+        """What the configs ask that no implementation does, or not on this platform."""
         quantization = neuron_config.quantization if neuron_config is not None else None
         checkpoint = checkpoint_format(hf_config)
 
-        # Value of `quantization` -> the platforms that its implementation runs on; None for any.
-        platforms: dict[str, tuple[str, ...] | None] = {"bf16": None}
+        quantizations = ["bf16"]
         # Format of a quantized checkpoint -> the values of `quantization` that load it.
         formats: dict[str, tuple[str, ...]] = {}
-        possible = [key for key, where in platforms.items() if where is None or platform in where]
         problems = []
-        if quantization is not None and quantization not in possible:
-            elsewhere = ", ".join(platforms.get(quantization) or ())
+        if quantization is not None and quantization not in quantizations:
             problems.append(
-                f"quantization {quantization!r} on {platform} (possible: {', '.join(map(repr, possible))}"
-                + (f"; {quantization!r} runs on {elsewhere})" if elsewhere else ")")
+                f"quantization {quantization!r} (possible: {', '.join(map(repr, quantizations))})"
             )
-        if checkpoint is not None and not set(formats.get(checkpoint, ())) & set(possible):
-            loaded = [name for name, keys in formats.items() if set(keys) & set(possible)]
+        if checkpoint is not None and checkpoint not in formats:
             problems.append(
-                f"a checkpoint with quantization_config {checkpoint!r} on {platform} "
-                f"(possible: {', '.join(['unquantized', *map(repr, loaded)])})"
+                f"a checkpoint with quantization_config {checkpoint!r} "
+                f"(possible: {', '.join(['unquantized', *map(repr, formats)])})"
             )
         elif checkpoint is not None and quantization not in (None, *formats[checkpoint]):
             problems.append(
