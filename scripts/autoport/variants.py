@@ -5,6 +5,8 @@ are declared in ``.autoport/<model>/variants.json``.
 """
 
 import ast
+import keyword
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
@@ -37,8 +39,19 @@ def _compressed(form: str, kind: str, strategy: str) -> dict[str, Any]:
 FORMATS: dict[str, dict[str, dict[str, Any]]] = {
     "fp8": {
         "modelopt FP8": {"quant_method": "modelopt", "quant_algo": "FP8"},
+        "fp8": {"quant_method": "fp8", "activation_scheme": "static"},
+        "fbgemm_fp8": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
         "compressed-tensors float-quantized float8": _compressed("float-quantized", "float", "tensor"),
         "compressed-tensors naive-quantized float8": _compressed("naive-quantized", "float", "tensor"),
+    },
+    # As DeepSeek-V3 and the FP8 checkpoints of Qwen3 have it: a scale for each block of 128 x 128.
+    "fp8_block": {
+        "fp8 in blocks": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+        }
     },
     "int8": {
         "compressed-tensors int-quantized int8": _compressed("int-quantized", "int", "channel"),
@@ -64,7 +77,18 @@ def loaded_by(declared: Any) -> str | None:
         found = checkpoint_format(declared)
     except (AttributeError, KeyError, TypeError):
         return None
+    if "in blocks" in found and not _is_block(declared["weight_block_size"]):
+        return None
     return next((name for name, formats in FORMATS.items() if found in formats), None)
+
+
+def _is_block(sides: Any) -> bool:
+    """Whether these are the sides of a block [out, in] that `model_fp8_block.py` reads: powers of two."""
+    return (
+        isinstance(sides, (list, tuple))
+        and len(sides) == 2
+        and all(type(side) is int and side > 0 and side & (side - 1) == 0 for side in sides)
+    )
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -164,7 +188,28 @@ def check_variants(variants: Sequence[Variant], where: str) -> None:
         raise Refusal(*problems)
 
 
-def parse_condition(text: str) -> Condition:
+def parse_conditions(**texts: Sequence[str]) -> dict[str, tuple[Condition, ...]]:
+    """Read conditions by the name of their option; see `parse_condition`.
+
+    Raises:
+        Refusal: VAR-CONDITION with everything that is wrong.
+    """
+    problems: list[Problem] = []
+    read: dict[str, tuple[Condition, ...]] = {}
+    for option, written in texts.items():
+        conditions = []
+        for text in written:
+            try:
+                conditions.append(parse_condition(text, f"--{option}"))
+            except Refusal as refusal:
+                problems += refusal.problems
+        read[option] = tuple(conditions)
+    if problems:
+        raise Refusal(*problems)
+    return read
+
+
+def parse_condition(text: str, option: str = "--when") -> Condition:
     """Read ``FIELD OP VALUE``; a value that is no Python literal is a string.
 
     Raises:
@@ -172,22 +217,30 @@ def parse_condition(text: str) -> Condition:
     """
     operators = r"==|!=|<=|>=|<|>|(?<=\s)not in(?=\s)|(?<=\s)in(?=\s)"
     match = re.fullmatch(rf"\s*([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)\s*({operators})\s*(.+?)\s*", text, re.A)
-    example = "write FIELD OP VALUE, e.g. 'rope_parameters.rope_type == llama3'"
+
+    def wrong(found: str, example: str) -> Refusal:
+        return refuse("VAR-CONDITION", f"{text!r} {found}", f"option {option}", f"write {example}")
+
+    example = "FIELD OP VALUE, e.g. 'rope_parameters.rope_type == llama3'"
     if match is None:
-        raise refuse("VAR-CONDITION", f"{text!r} is no condition", "option --when or --require", example)
+        raise wrong("is no condition", example)
     field, op, written = match.groups()
     try:
         value = ast.literal_eval(written)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         value = written
-    if op in ("in", "not in") and not isinstance(value, (list, tuple)):
-        raise refuse(
-            "VAR-CONDITION", f"{text!r}: {op} needs a list", "option --when or --require", "write ['a', 'b']"
-        )
     value = list(value) if isinstance(value, tuple) else value
-    is_plain = isinstance(value, (str, int, float, bool, list, type(None)))
-    if not is_plain or value == [] or (op in ("<", "<=", ">", ">=") and type(value) not in (int, float)):
-        raise refuse(
-            "VAR-CONDITION", f"{text!r}: {op} does not go with {value!r}", "option --when or --require", example
+    items = value if isinstance(value, list) else [value]
+    if any(keyword.iskeyword(part) for part in field.split(".")):
+        raise wrong("reads a field that is a word of Python", example)
+    if op in ("in", "not in") and not (isinstance(value, list) and value):
+        raise wrong(f"needs a list behind {op}", f"\"{field} {op} ['a', 'b']\"")
+    if op in ("<", "<=", ">", ">=") and type(value) not in (int, float):
+        raise wrong(f"needs a number behind {op}", f"'{field} {op} 4096'")
+    if not all(type(item) in (str, int, float, bool, type(None)) for item in items):
+        raise wrong(
+            f"compares with {value!r}", f"a number, a word, True, False, None, or a list of them: {example}"
         )
+    if any(isinstance(item, float) and not math.isfinite(item) for item in items):
+        raise wrong("compares with a number that is not finite", example)
     return Condition(field, cast(Operator, op), value)

@@ -112,10 +112,11 @@ def test_the_review_has_rules_for_it(port: Port) -> None:
 
 def test_a_variant_goes_into_the_package(port: Port) -> None:
     added = add_variant.run(port, add_variant.declare("fp8"))
-    assert set(added.files) == {
-        "tests/test_yi_fp8.py",
-        *(f"vllm_neuron_yi/{name}.py" for name in ("factory", "model_fp8", "quantized_weights")),
-    }
+    names = ("factory", "model_fp8", "plugin_api", "quantized_weights")
+    assert set(added.files) == {"tests/test_yi_fp8.py", *(f"vllm_neuron_yi/{name}.py" for name in names)}
+    used = (port.workspace.root / "vllm_neuron_yi" / "plugin_api.py").read_text()
+    assert '"get_weight_loader": ()' in used  # the loader of the variant, which the plugin has to have, too
+    assert generate.run(port, Options()).files == []
     assert "from vllm_neuron_yi import factory" in (port.workspace.root / "tests/test_yi_fp8.py").read_text()
     assert not (port.workspace.root / "vllm_neuron").exists()
 

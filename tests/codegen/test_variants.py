@@ -11,7 +11,15 @@ from autoport.codegen.add_variant import declare, run
 from autoport.codegen.factory_edit import add_variant
 from autoport.codegen.generate import render_package
 from autoport.errors import Refusal
-from autoport.variants import BASE, FORMATS, Condition, Variant, check_variants, parse_condition
+from autoport.variants import (
+    BASE,
+    FORMATS,
+    Condition,
+    Variant,
+    check_variants,
+    parse_condition,
+    parse_conditions,
+)
 from autoport.workspace import Port, Workspace
 from plans import YI, plan
 
@@ -135,11 +143,36 @@ def test_a_condition_is_read(text: str, condition: Condition) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "x = 1", "x ==", "__class__ == 1", "f(x) == 1", "x in 3", "x == {1}"]
+    "text",
+    [
+        *(
+            "",
+            "x",
+            "x = 1",
+            "x ==",
+            "__class__ == 1",
+            "f(x) == 1",
+            "x.class == 1",
+            "x in 3",
+            "x == {1}",
+            "x in []",
+        ),
+        *("x < abc", "x >= True", "x > 'a'", "x == 1e999", "x in [1e999]", "x in [[1]]", "x == b'a'"),
+    ],
 )
 def test_what_is_no_condition(text: str) -> None:
     with pytest.raises(Refusal, match="VAR-CONDITION"):
         parse_condition(text)
+
+
+def test_all_conditions_that_are_wrong_are_named() -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_conditions(when=["x", "y == 1"], require=["z < a"])
+    assert [problem.where for problem in caught.value.problems] == ["option --when", "option --require"]
+    assert parse_conditions(when=["y == 1"], require=[]) == {
+        "when": (Condition("y", "==", 1),),
+        "require": (),
+    }
 
 
 @pytest.mark.parametrize(
@@ -183,16 +216,18 @@ def test_a_variant_of_a_registered_model(workspace: Workspace) -> None:
     again = run(Port(workspace, "gpt_oss"), declare("mxfp4", platforms=("trn3",), default_on=("trn3",)))
     assert again.files == []
     assert contents(workspace) == after
+    other = run(Port(workspace, "gpt_oss"), declare("trn2", default_on=("trn2",)))
+    assert (
+        "test/vllm_neuron/model/gpt_oss/test_gpt_oss_mxfp4.py" in other.files
+    )  # trn2 had the fallback before
+    test = workspace.root / "test/vllm_neuron/model/gpt_oss/test_gpt_oss_mxfp4.py"
+    assert "nothing is asked for, on trn2" not in test.read_text()
     with pytest.raises(Refusal, match="two variants have the name 'mxfp4'"):
         run(Port(workspace, "gpt_oss"), declare("mxfp4"))
 
 
 def test_nothing_is_written_when_something_is_wrong(workspace: Workspace) -> None:
-    model = workspace.model_dir("llama3") / "model.py"
-    model.write_text(model.read_text().replace("def weight_mappings", "def mappings"))
     before = contents(workspace)
-    with pytest.raises(Refusal, match="VAR-BASE"):
-        run(Port(workspace, "llama3"), declare("fp8"))
     with pytest.raises(Refusal, match="VAR-MODEL"):
         run(Port(workspace, "absent"), declare("fp8"))
     (workspace.model_dir("llama3") / "model_own.py").write_text("mine = 1\n")
@@ -200,3 +235,35 @@ def test_nothing_is_written_when_something_is_wrong(workspace: Workspace) -> Non
         run(Port(workspace, "llama3"), declare("own", default_on=("trn3",)))
     (workspace.model_dir("llama3") / "model_own.py").unlink()
     assert contents(workspace) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ([("def load_weights", "def load")], ["no method load_weights of its own"]),
+        ([("SafetensorsCheckpoint(", "open_checkpoint(")], ["does not read through SafetensorsCheckpoint"]),
+        (
+            [("SafetensorsCheckpoint(", "open_checkpoint("), ("return cls(", "return LlamaForCausalLM(")],
+            ["does not read through SafetensorsCheckpoint", "does not make cls(...)"],
+        ),
+        ([("class LlamaForCausalLM(", "class Other(LlamaForCausalLM, ")], ["no method load", "not make cls"]),
+        ([("import torch\n", "import torch (\n")], ["cannot be read"]),
+    ],
+)
+def test_a_base_whose_loading_cannot_be_changed_is_told_what_to_add(
+    workspace: Workspace, changes: list[tuple[str, str]], found: list[str]
+) -> None:
+    model = workspace.model_dir("llama3") / "model.py"
+    text = model.read_text()
+    for old, new in [("def weight_mappings", "def mappings"), *changes]:
+        assert old in text
+        text = text.replace(old, new)
+    model.write_text(text)
+    before = contents(workspace)
+    with pytest.raises(Refusal, match="VAR-BASE") as caught:
+        run(Port(workspace, "llama3"), declare("fp8"))
+    assert contents(workspace) == before
+    problems = caught.value.problems
+    assert all(words in problem.found for words, problem in zip(found, problems, strict=True))
+    if "cannot be read" not in found:
+        assert "e.g. {'lm_head.weight': 'model.embed_tokens.weight'}" in problems[0].next_step

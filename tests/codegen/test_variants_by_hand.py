@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from autoport.codegen.add_variant import declare, run
 from autoport.codegen.factory_edit import Edited, add_variant
+from autoport.codegen.render import render_python
 from autoport.errors import Refusal
-from autoport.variants import Condition, Variant
+from autoport.variants import FORMATS, Condition, Variant
 from autoport.workspace import Port, Workspace
 
 HEAD = '''"""A factory that a person wrote."""
@@ -132,6 +133,7 @@ OWN = Variant(
 )
 TRN2 = Variant("trn2", "model_trn2", default_on=("trn2",))
 INT8 = declare("int8")
+STORED_AS_INT8 = next(iter(FORMATS["int8"].values()))
 
 Factory = Callable[..., str]
 
@@ -175,6 +177,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
     (tmp_path / "written").mkdir()
     (tmp_path / "written" / "__init__.py").write_text("")
+    (tmp_path / "written" / "config.py").write_text(render_python("variant/checkpoint_format.py.j2"))
 
     def import_factory(text: str, architecture: str) -> Factory:
         (tmp_path / "written" / "factory.py").write_text(text)
@@ -210,6 +213,8 @@ def test_branches_one_after_another(load: Callable[[str, str], Factory]) -> None
         assert select(on, "int8", sharding="own") == "model_int8"
         assert select(on, "bf16", sharding="own") == "model_bf16"
     assert select("trn2", "int4") == "model_own"
+    assert select("trn3", sharding="own", quantization_config=STORED_AS_INT8) == "model_int8"
+    assert select("trn3", "bf16", quantization_config=STORED_AS_INT8) == "model_bf16"
     assert [select(on, sharding="own") for on in ("trn1", "trn2", "trn3")] == [
         "model_bf16",
         "model_own",
@@ -236,6 +241,7 @@ def test_an_if_with_else(load: Callable[[str, str], Factory]) -> None:
     ]
     assert [select(on, sharding="own") for on in ("trn1", "trn2")] == ["model", "model_own"]
     assert select("trn2", rope_kind="llama3", sharding="own") == "model_long"
+    assert select("trn2", rope_kind="llama3", quantization_config=STORED_AS_INT8) == "model_int8"
     assert [select(on) for on in ("trn1", "trn2", "trn3")] == ["model", "model_trn2", "model"]
     with pytest.raises(ValueError, match="unknown quantization"):
         select(asked="fp8")
@@ -255,6 +261,7 @@ def test_the_second_factory_of_a_file(load: Callable[[str, str], Factory]) -> No
         "model_own",
     ]
     assert select("trn3", None, 0, sharding="own") == "model_own"
+    assert select("trn2", None, 0, sharding="own", quantization_config=STORED_AS_INT8) == "model_int8"
     assert [select(on, None, 0) for on in ("trn2", "trn3")] == ["model_trn2", "eagle3_model"]
     assert changed(LLAMA, result.text, "-") == []
     assert load(result.text, "LlamaForCausalLM")("trn2") == "model"
@@ -275,6 +282,7 @@ def test_an_implementation_that_is_imported_at_the_top(load: Callable[[str, str]
     assert select("trn2", runner="pooling", native=True, sharding="own") == "model_embedding"
     assert select("trn2", runner="pooling", native=False, sharding="own") == "model_own"
     assert select("trn2", **plain) == "model_trn2"
+    assert select("trn2", **plain, quantization_config=STORED_AS_INT8) == "model_int8"
     with pytest.raises(ValueError, match="fp8: only bf16"):
         select(asked="fp8", **plain)
     assert changed(QWEN3, result.text, "-") == ['if asked not in (None, "bf16"):']
@@ -294,9 +302,7 @@ def test_an_edit_is_idempotent(source: str, architecture: str) -> None:
 def test_what_is_left_to_do_is_said() -> None:
     notes = edited(GPT_OSS, "GptOssForCausalLM", INT8, OWN).notes
     lines = edited(GPT_OSS, "GptOssForCausalLM", INT8, OWN).text.splitlines()
-    assert notes[0] == (
-        "factory.py: nothing reads the checkpoint's format here; int8 is selected by quantization 'int8'"
-    )
+    assert notes[0].endswith("int8 is accepted; see that the message names it: if quantization not in valid")
     [where] = [note for note in notes if "nothing checks where own runs" in note]
     assert "get_platform_target() not in ('trn2', 'trn3')" in where
     assert "def _validate_config" in lines[int(where.split(":")[1]) - 1]
@@ -307,6 +313,11 @@ def test_what_is_left_to_do_is_said() -> None:
     assert left.endswith(
         "see that it lets int8 pass: if getattr(neuron_config, 'quantization', None) != 'bf16'"
     )
+    checked = LLAMA.replace(
+        "        if getattr", "        QuantSpec.read(hf_config.quantization_config)\n        if getattr", 1
+    )
+    [_, left] = edited(checked, "LlamaForCausalLM", INT8).notes
+    assert left.endswith("lets a checkpoint of int8 pass: QuantSpec.read(hf_config.quantization_config)")
 
 
 @pytest.mark.parametrize(
@@ -346,8 +357,23 @@ def test_the_command_on_a_factory_that_a_person_wrote(tmp_path: Path) -> None:
         run(port, TRN2, "OtherForCausalLM")
     added = run(port, INT8, "LlamaForCausalLM")
     assert path.read_text() == edited(LLAMA, "LlamaForCausalLM", INT8).text
-    assert len(added.notes) == 2
+    assert len(added.notes) == 1
     tests = (tmp_path / "workspace" / "test/vllm_neuron/model/llama3/test_llama3_int8.py").read_text()
     assert "def test_selected" in tests
     assert "UnsupportedConfigError" not in tests
+    assert "the checkpoint is compressed-tensors int-quantized int8, on trn3" in tests
     compile(tests, "test_llama3_int8.py", "exec")
+
+
+def test_a_model_without_checkpoint_format_gets_it(tmp_path: Path) -> None:
+    workspace = Workspace.create(tmp_path / "workspace")
+    folder = workspace.model_dir("llama3")
+    (folder / "factory.py").write_text(LLAMA)
+    config = folder / "config.py"
+    config.write_text(config.read_text().replace("def checkpoint_format", "def format_of"))
+    added = run(Port(workspace, "llama3"), INT8, "LlamaForCausalLM")
+    own = "vllm_neuron/model/llama3/checkpoint_format.py"
+    assert own in added.files
+    assert "def checkpoint_format(" in (workspace.root / own).read_text()
+    assert "from .checkpoint_format import checkpoint_format\n" in (folder / "factory.py").read_text()
+    assert run(Port(workspace, "llama3"), INT8, "LlamaForCausalLM").files == []

@@ -18,7 +18,8 @@ MXFP4 = {f"{EXPERTS}_blocks": ("U8", (2, 48, 3, 16)), f"{EXPERTS}_scales": ("U8"
 
 def logical(tmp_path, keys: dict[str, Any], variant: str) -> Any:
     write_safetensors(tmp_path / "model.safetensors", PLAIN | keys)
-    return dequantized(read_checkpoint(open_source(str(tmp_path))), variant)
+    declared = next(iter(FORMATS[variant].values()))
+    return dequantized(read_checkpoint(open_source(str(tmp_path))), variant, declared)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,12 @@ def logical(tmp_path, keys: dict[str, Any], variant: str) -> Any:
         ("fp8", {LINEAR: ("F8_E4M3", (96, 64)), f"{LINEAR}_scale": ("F32", ())}, LINEAR, (96, 64)),
         ("fp8", {LINEAR: ("F8_E4M3", (96, 64)), f"{LINEAR}_scale": ("BF16", (96, 1))}, LINEAR, (96, 64)),
         ("int8", {LINEAR: ("I8", (96, 64)), f"{LINEAR}_scale": ("F32", (96, 1))}, LINEAR, (96, 64)),
+        (
+            "fp8_block",
+            {LINEAR: ("F8_E4M3", (320, 256)), f"{LINEAR}_scale_inv": ("F32", (3, 2))},
+            LINEAR,
+            (320, 256),
+        ),
     ],
 )
 def test_tensors_are_those_of_the_plain_checkpoint(tmp_path, variant, keys, name, shape) -> None:
@@ -56,6 +63,21 @@ def test_scales_of_activations_are_left_out_and_named(tmp_path) -> None:
     [
         ("fp8", {LINEAR: ("F8_E4M3", (96, 64))}, "_scale is nothing, not"),
         ("fp8", {LINEAR: ("F8_E4M3", (96, 64)), f"{LINEAR}_scale": ("F32", (3, 2))}, "_scale is [3, 2], not"),
+        (
+            "fp8_block",
+            {LINEAR: ("F8_E4M3", (320, 256)), f"{LINEAR}_scale_inv": ("F32", (2, 2))},
+            "_scale_inv is [2, 2], not [3, 2]",
+        ),
+        ("fp8_block", {LINEAR: ("F8_E4M3", (96, 64))}, "_scale_inv is nothing, not [1, 1]"),
+        (
+            "int8",
+            {
+                LINEAR: ("I8", (96, 64)),
+                f"{LINEAR}_scale": ("F32", (96, 1)),
+                f"{LINEAR}_zero_point": ("I8", (96, 1)),
+            },
+            "1 zero points such as",
+        ),
         ("mxfp4", {f"{EXPERTS}_blocks": ("U8", (2, 48, 3, 16))}, "_scales is nothing"),
         ("mxfp4", MXFP4 | {f"{EXPERTS}_scales": ("U8", (2, 48, 4))}, "is [2, 48, 4], not [2, 48, 3]"),
     ],
@@ -76,8 +98,16 @@ def test_a_config_is_read_by_its_variant(variant: str) -> None:
 @pytest.mark.parametrize(
     "declared",
     [
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "fp8", "weight_block_size": [96, 128]},
+        {"quant_method": "fp8", "weight_block_size": [128]},
+        {"quant_method": "fp8", "weight_block_size": 128},
+        {"quant_method": "fp8", "weight_block_size": ["128", 128]},
         {"quant_method": "gptq"},
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4}}},
+        },
         {"config_groups": 3},
         None,
     ],

@@ -59,7 +59,7 @@ def test_config_and_headers_each_give_it_away(tmp_path, config, keys, names):
         ("mxfp4", "MXFP4", "Mxfp4Config(dequantize=True)"),
         ("bitsandbytes", "bitsandbytes", "model.dequantize()"),
         ("gptq", "GPTQ", "original bfloat16 checkpoint"),
-        ("awq", "AWQ", "original bfloat16 checkpoint"),
+        ("awq", "AWQ", "one quantised to fp8 or int8 (compressed-tensors"),
         ("compressed-tensors", "compressed-tensors", "run_compressed=False"),
         ("new_method", "new_method", "original bfloat16 checkpoint"),
     ],

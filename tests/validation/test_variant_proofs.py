@@ -3,19 +3,23 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from autoport.codegen.add_variant import declare
 from autoport.codegen.add_variant import run as add_variant
+from autoport.codegen.generate import render_package
+from autoport.codegen.render import render
 from autoport.errors import Refusal
 from autoport.port import Options, run_step
-from autoport.schema import Facts, Proof
+from autoport.schema import Facts, Plan, Proof
 from autoport.validation.quantize import quantize, restore, store
 from autoport.validation.twin import build
 from autoport.validation.variant_proof import run
 from autoport.workspace import Port, Workspace
 from test_expert_proofs import CONFIGS, SMALL
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 LLAMA = SMALL | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
 GPT_OSS = SMALL | CONFIGS["gpt_oss"] | {"model_type": "gpt_oss"}
@@ -33,10 +37,33 @@ def ported(folder: Path, config: dict) -> Port:
 def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("variants")
     port = ported(folder, LLAMA)
-    add_variant(port, declare("fp8"))
-    add_variant(port, declare("int8", platforms=("trn3",)))
+    for variant in (declare("fp8"), declare("fp8_block"), declare("int8", platforms=("trn3",))):
+        add_variant(port, variant)
     yield port
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def by_hand(llama: Port, tmp_path_factory):
+    """The same port as models in the plugin are written: `load_weights` alone knows the checkpoint's keys."""
+    root = shutil.copytree(llama.workspace.root, tmp_path_factory.mktemp("by_hand") / "workspace")
+    port = Port(Workspace.find(root), "subject")
+    folder = port.workspace.model_dir("subject")
+    model = folder / "model.py"
+    model.write_text(model.read_text().replace("weight_mappings", "_keys"))
+    for left in (
+        *folder.glob("model_*.py"),
+        folder / "quantized_weights.py",
+        port.state_dir / "variants.json",
+    ):
+        left.unlink()
+    factory = folder / "factory.py"
+    factory.write_text(
+        render_package(port.read_state("plan.json", Plan, "analyze"), "vllm_neuron")["factory.py"]
+    )
+    add_variant(port, declare("int8"))
+    yield port
+    shutil.rmtree(root)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +76,8 @@ def gpt_oss(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "variant", "tp_size"), [("llama", "fp8", 2), ("llama", "int8", 1), ("gpt_oss", "mxfp4", 2)]
+    ("name", "variant", "tp_size"),
+    [("llama", "fp8", 1), ("llama", "fp8_block", 2), ("by_hand", "int8", 2), ("gpt_oss", "mxfp4", 2)],
 )
 def test_a_quantized_variant_is_proven(request, name: str, variant: str, tp_size: int) -> None:
     port: Port = request.getfixturevalue(name)
@@ -97,6 +125,9 @@ def broken(port: Port, module: str, change: Callable[[str], str]) -> str:
 
 def test_faults_of_reading_are_red(llama: Port, gpt_oss: Port) -> None:
     assert "prefill" in broken(llama, "model_fp8", lambda text: text.replace("values * ", "values * 1.01 * "))
+    assert "prefill" in broken(
+        llama, "model_fp8_block", lambda text: text.replace("] // side", "] // (2 * side)")
+    )
     no_scales = broken(llama, "model_int8", lambda text: text.replace('"_scale")', '"_scales")'))
     assert "torch.int8 and have no scales" in no_scales
     assert "prefill" in broken(
@@ -128,6 +159,7 @@ def test_what_cannot_be_proven(llama: Port) -> None:
     ("name", "key", "shape", "limit"),
     [
         ("fp8", "model.layers.0.mlp.up_proj.weight", (64, 96), 2**-4),
+        ("fp8_block", "model.layers.0.mlp.up_proj.weight", (72, 100), 2**-4),
         ("int8", "model.layers.0.mlp.up_proj.weight", (64, 96), 0.5 / 127),
         ("mxfp4", "model.layers.0.mlp.experts.down_proj", (2, 64, 48), 2**-2),
     ],
@@ -139,5 +171,40 @@ def test_stored_values_are_near_the_original_ones(
     error = (restore(name, key, store(name, key, weight)) - weight).abs()
     # fp8 rounds by half the last bit of each value; the others by a share of the largest: int8 by half a step,
     # FP4 by all that is between 6 and 8.
-    scale = weight.abs().clamp(min=0.1) if name == "fp8" else weight.abs().amax()
+    scale = weight.abs().clamp(min=0.1) if "fp8" in name else weight.abs().amax()
     assert 0 < (error / scale).max() <= limit
+
+
+def test_blocks_are_read_as_transformers_reads_them() -> None:
+    """The view that the generated module has, on shards too, and the values that the reference gets."""
+    key, weight = "model.layers.0.mlp.up_proj.weight", torch.randn(64, 96)
+    parts = store("fp8_block", key, weight)
+    values = restore("fp8_block", key, parts)
+    dequantize = Fp8Dequantize(None)._dequantize_one
+    assert torch.equal(values, dequantize(parts[key], parts[f"{key}_scale_inv"], torch.float32))
+    weight = torch.randn(72, 100)  # the last blocks are cut off
+    parts = store("fp8_block", key, weight)
+    values = restore("fp8_block", key, parts)
+    namespace: dict = {"torch": torch, "Any": Any, "Tensor": torch.Tensor}
+    exec(render("variant/block_scaled.j2"), namespace)
+
+    class Slice:
+        """As safetensors' lazy slices."""
+
+        def __init__(self, tensor: torch.Tensor):
+            self.tensor = tensor
+
+        def get_shape(self) -> list[int]:
+            return list(self.tensor.shape)
+
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            return self.tensor[index]
+
+    view = namespace["BlockScaledWeight"](Slice(parts[key]), Slice(parts[f"{key}_scale_inv"]))
+    indices = [..., slice(7, 41), (slice(None), slice(30, 95)), (slice(3, 5), slice(15, 17)), [1, 70, 16], 20]
+    for index in indices:
+        assert torch.equal(view[index], values[index])
+    with pytest.raises(ValueError, match="no block whose side is a power of two is 7 times in 72"):
+        namespace["BlockScaledWeight"](Slice(parts[key]), Slice(torch.ones(7, 7)))
+    with pytest.raises(ValueError, match=r"scales of shape \[5\]"):
+        namespace["BlockScaledWeight"](Slice(parts[key]), Slice(torch.ones(5)))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from autoport.cli.arguments import AsJson, WorkspacePath
+from autoport.cli.arguments import AsJson, Force, KeepEdited, WorkspacePath
 
 
 def command(
@@ -15,7 +15,7 @@ def command(
     variant: Annotated[
         str,
         typer.Argument(
-            metavar="VARIANT", help="fp8, int8, mxfp4, or a name of your own.", show_default=False
+            metavar="VARIANT", help="fp8, fp8_block, int8, mxfp4, or a name of your own.", show_default=False
         ),
     ],
     workspace: WorkspacePath = Path(),
@@ -44,24 +44,25 @@ def command(
         str,
         typer.Option("--architecture", metavar="CLASS", help="The factory, where factory.py has several."),
     ] = "",
+    force: Force = False,
+    keep_edited: KeepEdited = False,
     as_json: AsJson = False,
 ) -> None:
     """Add an implementation to a model: its file, the factory's branches, and a test of each path to it."""
     from autoport.cli.output import note, print_json
     from autoport.codegen.add_variant import declare, run
-    from autoport.variants import parse_condition
+    from autoport.variants import parse_conditions
     from autoport.workspace import Port, Workspace
 
     declared = declare(
         variant,
         platforms=tuple(platform),
         default_on=tuple(default_on),
-        when=tuple(map(parse_condition, when)),
-        require=tuple(map(parse_condition, require)),
+        **parse_conditions(when=when, require=require),
     )
     port = Port(Workspace.find(workspace), model)
     with port.lock():
-        added = run(port, declared, architecture)
+        added = run(port, declared, architecture, force, keep_edited)
     if as_json:
         print_json(added)
         return
@@ -70,4 +71,4 @@ def command(
         print(f"  {file}")
     for line in added.notes:
         note(f"by hand: {line}")
-    print(f"Next: python -m pytest test/{port.workspace.package}/model/{model}/test_{model}_{variant}.py")
+    print(f"Next: python -m pytest {port.workspace.variant_tests(model)}/test_{model}_{variant}.py")

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import msgspec
 
-from autoport.codegen.factory_edit import add_variant
+from autoport.codegen.factory_edit import FORMAT_READER, add_variant
 from autoport.codegen.factory_layout import (
     Implementation,
     factories,
     parse,
     read_selection,
 )
+from autoport.codegen.out_of_tree import PLUGIN_API, own_files
 from autoport.codegen.render import Checked, identifier, render_python
 from autoport.codegen.variant_tests import selection_cases
 from autoport.errors import Problem, Refusal, refuse
+from autoport.package_workspace import PackageWorkspace
 from autoport.schema import Plan
 from autoport.variants import FORMATS, STATE_FILE, Variant, check_variants, read_variants
 from autoport.workspace import Port, write_atomic
@@ -22,11 +24,18 @@ from autoport.workspace import Port, write_atomic
 # How a format's tensors are stored: template of the view that dequantizes them, and the view's class.
 LAYOUTS = {
     "fp8": ("scaled", "ScaledWeight"),
+    "fp8_block": ("block_scaled", "BlockScaledWeight"),
     "int8": ("scaled", "ScaledWeight"),
     "mxfp4": ("mxfp4", "Mxfp4Weight"),
 }
 WEIGHTS = "quantized_weights.py"
-NEEDED = ("load_weights", "weight_mappings")  # methods of the base that a quantized implementation overrides
+READER = "SafetensorsCheckpoint"  # the plugin's, through which a base without `weight_mappings` has to load
+BASE_EXAMPLE = (
+    "give the class in that file `from_configs(cls, hf_config, ...)` that returns `cls(config)`, and "
+    "`load_weights(self, checkpoint_path, device, cache_dir=None)` that calls `SafetensorsCheckpoint("
+    "checkpoint_path, cache_dir).load_sharded_pipelined(rank, size, self, self.weight_mappings(), device)`, where "
+    "`weight_mappings` returns the keys of each parameter, e.g. {'lm_head.weight': 'model.embed_tokens.weight'}"
+)
 
 
 class Added(msgspec.Struct):
@@ -49,16 +58,21 @@ def declare(name: str, **declaration: tuple[object, ...]) -> Variant:
     )
 
 
-def run(port: Port, variant: Variant, architecture: str = "") -> Added:
+def run(
+    port: Port, variant: Variant, architecture: str = "", force: bool = False, keep_edited: bool = False
+) -> Added:
     """Add a variant to a model of the workspace; all or nothing as far as refusals go.
 
     The model's ``__init__.py`` and the registry are not touched. A factory that a person edited keeps the edits.
 
     Args:
         architecture: Name of the factory's class, for a file with several.
+        force: Overwrite files of an earlier run that a person edited; the factory keeps its edits all the same.
+        keep_edited: Keep them, and write the new text beside each.
 
     Raises:
-        Refusal: VAR-MODEL, VAR-DECLARATION, VAR-SYNTAX, VAR-LAYOUT, VAR-BASE; what `Port.write_files` refuses.
+        Refusal: VAR-MODEL, VAR-DECLARATION, VAR-SYNTAX, VAR-LAYOUT, VAR-BASE, VAR-CHANGED; what `Port.write_files`
+            refuses.
     """
     workspace, model = port.workspace, port.name
     path = workspace.model_dir(model) / "factory.py"
@@ -69,23 +83,41 @@ def run(port: Port, variant: Variant, architecture: str = "") -> Added:
     if variant not in declared:
         declared.append(variant)
         check_variants(declared, f"options of variant {variant.name!r}")
-    selection = read_selection(module, architecture, path)
-    base = selection.ending.implementation
-    if variant.formats:
-        check_base(path.parent / f"{base.module}.py", base.class_name)
-    edited = add_variant(factory, architecture, variant, path)
-    files = implementation(port, variant, base)
-    files |= tests(port, variant, declared, architecture, edited.text)
+    base = read_selection(module, architecture, path).ending.implementation
+    check_alone(path.parent / f"{variant.module}.py", base)
+    is_mapped = not variant.formats or reads_mappings(path.parent / f"{base.module}.py", base.class_name)
+    home, files = format_reader(port)
     factory_path = path.relative_to(workspace.root).as_posix()
+    edited = add_variant(factory, architecture, variant, path, home)
+    files = (files if variant.formats else {}) | implementation(port, variant, base, is_mapped)
+    files |= tests(port, variant, declared, architecture, edited.text)
+    files |= plugin_api(port, files | {factory_path: edited.text})
+    if read_factory(port) != factory:
+        raise refuse("VAR-CHANGED", "changed while it was being edited", path, "run the command again")
     ours = port.file_status(factory_path) == "ours"
     if ours:
         files[factory_path] = edited.text
-    changed = port.write_files("add-variant", files).changed
+    written = port.write_files("add-variant", files, force, keep_edited)
+    changed = written.changed + written.beside
     if not ours and edited.text != factory:
         write_atomic(path, edited.text.encode())
         changed = sorted([*changed, factory_path])
     port.write_state(STATE_FILE, declared[1:])
     return Added(variant, changed, edited.notes)
+
+
+def plugin_api(port: Port, files: dict[str, str]) -> dict[str, str]:
+    """Of a package out of tree, what it uses of the plugin with these files; nothing where a person edited that."""
+    path = f"{folder_of(port)}/{PLUGIN_API}"
+    is_ours = isinstance(port.workspace, PackageWorkspace) and port.file_status(path) == "ours"
+    if not (is_ours and port.has_state("plan.json")):
+        return {}
+    assert isinstance(port.workspace, PackageWorkspace)
+    names = {
+        Path(name).name: text for name, text in files.items() if Path(name).parent == Path(folder_of(port))
+    }
+    plan = port.read_state("plan.json", Plan, "analyze")
+    return {path: own_files(port.workspace, plan, names)[PLUGIN_API]}
 
 
 def read_factory(port: Port) -> str:
@@ -134,36 +166,60 @@ def choose_class(classes: list[str], architecture: str, where: Path) -> str:
     )
 
 
-def check_base(path: Path, class_name: str) -> None:
-    """Check that the base implementation loads its weights in the way that a quantized one changes.
+def reads_mappings(path: Path, class_name: str) -> bool:
+    """Whether the base has its checkpoint's keys in `weight_mappings`; else only its `load_weights` has them.
 
     Raises:
-        Refusal: VAR-BASE.
+        Refusal: VAR-BASE when a quantized implementation could not change what the base loads.
     """
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError) as error:
+    except (OSError, SyntaxError, ValueError) as error:
         raise refuse("VAR-BASE", f"cannot be read: {error}", path, "restore the implementation") from error
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
-    methods = {node.name for cls in classes for node in cls.body if isinstance(node, ast.FunctionDef)}
-    missing = [name for name in NEEDED if name not in methods]
-    if missing:
-        raise Refusal(
-            *[
-                Problem(
-                    "VAR-BASE",
-                    f"{class_name} has no method {name}",
-                    str(path),
-                    "write this variant by hand: references/registry-design.md",
-                )
-                for name in missing
-            ]
-        )
+    methods = {node.name: node for cls in classes for node in cls.body if isinstance(node, ast.FunctionDef)}
+    if "load_weights" in methods and "weight_mappings" in methods:
+        return True
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    has_reader = any(alias.name == READER and not alias.asname for node in imported for alias in node.names)
+    problems = []
+    if "load_weights" not in methods:
+        problems.append(f"{class_name} has no method load_weights of its own")
+    elif not (has_reader and _calls(methods["load_weights"], READER)):
+        problems.append(f"load_weights of {class_name} does not read through {READER}, imported at the top")
+    if not ("from_configs" in methods and _calls(methods["from_configs"], "cls")):
+        problems.append(f"from_configs of {class_name} does not make cls(...), so that no subclass is made")
+    if problems:
+        raise Refusal(*[Problem("VAR-BASE", found, str(path), BASE_EXAMPLE) for found in problems])
+    return False
 
 
-def implementation(port: Port, variant: Variant, base: Implementation) -> dict[str, str]:
+def _calls(method: ast.FunctionDef, name: str) -> bool:
+    calls = (node.func for node in ast.walk(method) if isinstance(node, ast.Call))
+    return any(isinstance(called, ast.Name) and called.id == name for called in calls)
+
+
+def format_reader(port: Port) -> tuple[str, dict[str, str]]:
+    """The model's module that has `checkpoint_format`, and its text by workspace path where it is not there yet."""
+    config = port.workspace.model_dir(port.name) / "config.py"
+    try:
+        tree = ast.parse(config.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        tree = ast.Module([], [])
+    if any(isinstance(node, ast.FunctionDef) and node.name == FORMAT_READER for node in tree.body):
+        return "config", {}
+    text = render_python("variant/checkpoint_format.py.j2")
+    return FORMAT_READER, {f"{folder_of(port)}/{FORMAT_READER}.py": text}
+
+
+def folder_of(port: Port) -> str:
+    """The model's folder below the workspace."""
+    return port.workspace.model_dir(port.name).relative_to(port.workspace.root).as_posix()
+
+
+def implementation(port: Port, variant: Variant, base: Implementation, is_mapped: bool) -> dict[str, str]:
     """The variant's module, and for a weight format what it shares with others: text by workspace path."""
-    folder = port.workspace.model_dir(port.name).relative_to(port.workspace.root).as_posix()
+    folder = folder_of(port)
     context = {
         "variant": variant,
         "package": port.workspace.package,
@@ -174,11 +230,35 @@ def implementation(port: Port, variant: Variant, base: Implementation) -> dict[s
         return {f"{folder}/{variant.module}.py": render_python("variant/plain.py.j2", **context)}
     layout, view = LAYOUTS[variant.name]
     base_text = (port.workspace.model_dir(port.name) / f"{base.module}.py").read_text(encoding="utf-8")
-    context |= {"layout": layout, "view": Checked(view), "checks_keys": "unused_keys" in base_text}
+    context |= {"layout": layout, "view": Checked(view), "mapped": is_mapped}
+    context |= {"checks_keys": "unused_keys" in base_text}
     return {
         f"{folder}/{variant.module}.py": render_python("variant/quantized.py.j2", **context),
         f"{folder}/{WEIGHTS}": render_python(f"variant/{WEIGHTS}.j2", **context),
     }
+
+
+def check_alone(path: Path, base: Implementation) -> None:
+    """Check that the variant's module is not the one of another factory in the same file.
+
+    Raises:
+        Refusal: VAR-DECLARATION.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    bases = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].asname == "Base"
+    ]
+    if bases and base.class_name not in classes:
+        raise refuse(
+            "VAR-DECLARATION",
+            f"it is the implementation of {bases[0].names[0].name}, another factory of the file",
+            path,
+            "add the variant under another name",
+        )
 
 
 def tests(
@@ -186,30 +266,35 @@ def tests(
 ) -> dict[str, str]:
     """Tests of the paths that select the variant, and of those that are refused: text by workspace path.
 
-    Of a factory that a person wrote only the selection is tested: what its checks need of a config is not known.
+    Those of the variants that were there are written again, as the new one may take a platform from them, unless
+    a person edited them. Of a factory that a person wrote only the selection is tested: what its checks need of a
+    config is not known.
     """
     where = port.workspace.model_dir(port.name) / "factory.py"
-    selection = read_selection(parse(factory, where), architecture, where)
-    cases = selection_cases(variant, declared)
-    if not selection.is_generated:
-        cases = [
-            case
-            for case in cases
-            if case.module == variant.module and case.platform and "quantization_config" not in case.hf_config
-        ]
-    path = f"{port.workspace.variant_tests(port.name)}/test_{port.name}_{variant.name}.py"
+    module = parse(factory, where)
+    selection = read_selection(module, architecture, where)
     home = ".".join(identifier(part) for part in port.workspace.model_module(port.name).split("."))
-    return {
-        path: render_python(
+    others = declared[1:] if len(factories(module)) == 1 else []
+    files = {}
+    for item in [variant, *others]:
+        path = f"{port.workspace.variant_tests(port.name)}/test_{port.name}_{item.name}.py"
+        if item != variant and port.file_status(path) != "ours":
+            continue
+        cases = selection_cases(item, declared)
+        if not selection.is_generated:
+            cases = [case for case in cases if case.module == item.module and case.platform]
+        files[path] = render_python(
             "tests/test_variant.py.j2",
             home=Checked(home),
             architecture=architecture,
-            variant=variant,
-            modules=sorted({selection.ending.implementation.module, *(item.module for item in declared[1:])}),
+            variant=item,
+            modules=sorted(
+                {selection.ending.implementation.module, *(other.module for other in declared[1:])}
+            ),
             cases=cases,
             is_generated=selection.is_generated,
             others=selection.others,
             hf_config=selection.entry[0],
             neuron_config=selection.entry[1],
         )
-    }
+    return files

@@ -23,6 +23,7 @@ from autoport.codegen.render import format_python, render
 from autoport.errors import refuse
 from autoport.variants import Variant
 
+FORMAT_READER = "checkpoint_format"
 TARGET = "get_platform_target"
 TARGET_IMPORT = f"from libtorch_neuronx_lite.compile.platform import {TARGET}\n"
 
@@ -37,12 +38,15 @@ class Edited(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-def add_variant(source: str, architecture: str, variant: Variant, where: object) -> Edited:
+def add_variant(
+    source: str, architecture: str, variant: Variant, where: object, format_home: str = "config"
+) -> Edited:
     """Return the factory's text with the variant's branches and checks; what is there already is not repeated.
 
     Args:
         architecture: Name of the factory's class.
         where: The file, for messages.
+        format_home: Module of the model's package that has `checkpoint_format`.
 
     Raises:
         Refusal: VAR-SYNTAX; VAR-LAYOUT when the factory's methods are not understood; VAR-DECLARATION when the
@@ -52,24 +56,18 @@ def add_variant(source: str, architecture: str, variant: Variant, where: object)
     is_formatted = format_python(source) == source
     style = _as_it_is if is_formatted else format_python
     selection = read_selection(module, architecture, where)
-    notes = []
     for branch in branches(variant):
-        if branch.kind == "format" and not _imports(module, "checkpoint_format"):
-            notes.append(
-                f"{where}: nothing reads the checkpoint's format here; {variant.name} is selected by "
-                f"quantization {variant.quantization[0]!r}"
-                + (f" and by default on {', '.join(variant.default_on)}" if variant.default_on else "")
-            )
-            continue
         module, selection = _with_branch(module, selection, architecture, branch, variant, style, where)
-    module, more = edit_validation(module, architecture, selection, variant, style, where)
+    module, notes = edit_validation(module, architecture, selection, variant, style, where)
     if _calls(module, PLATFORM) and not m.findall(module, m.FunctionDef(name=m.Name(PLATFORM))):
         module = _with_platform_target(module, architecture)
     if _calls(module, TARGET) and not _imports(module, TARGET):
         module = _with_import(module, TARGET_IMPORT)
+    if _calls(module, FORMAT_READER) and not _imports(module, FORMAT_READER):
+        module = _with_import(module, f"from .{format_home} import {FORMAT_READER}\n")
     after = format_python(module.code) if is_formatted else module.code
     ast.parse(after)
-    return Edited(after, [*notes, *more(after)])
+    return Edited(after, notes(after))
 
 
 # --- The selection ------------------------------------------------------------------------------------------
@@ -237,11 +235,14 @@ def _with_platform_target(module: cst.Module, architecture: str) -> cst.Module:
 
 
 def _with_import(module: cst.Module, statement: str) -> cst.Module:
-    """The module with an import before the first at its top that is not of Python's own library."""
+    """The module with an import at its top.
+
+    One of the package itself comes last, another before the first that is not of Python's own library.
+    """
     lines = list(module.body)
     line = m.SimpleStatementLine([m.ImportFrom() | m.Import()])
     imports = [index for index, item in enumerate(lines) if m.matches(item, line)]
-    others = [index for index in imports if not _is_builtin(lines[index])]
+    others = [] if " ." in statement else [index for index in imports if not _is_builtin(lines[index])]
     added = cst.ensure_type(cst.parse_statement(statement), cst.SimpleStatementLine)
     if others:
         below = cst.ensure_type(lines[others[0]], cst.SimpleStatementLine)

@@ -246,6 +246,12 @@ def _notes(
             else f"left as it is; see that it lets {variant.name} pass"
         )
         notes.append(f"{where}:{node.lineno}: {said}: if {test}")
+    for node in ast.walk(ast.Module(list[ast.stmt](methods), [])) if name and variant.formats else ():
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and "quant" in ast.unparse(node):
+            notes.append(
+                f"{where}:{node.lineno}: left as it is; see that it lets a checkpoint of {variant.name} pass: "
+                f"{ast.unparse(node)}"
+            )
     place = f"{where}:{methods[0].lineno if name else cls.lineno}"
     asked = f"quantization in {py(variant.quantization)}" if variant.quantization else "it is selected"
     if variant.platforms:

@@ -1,6 +1,7 @@
 """What a package outside the plugin's checkout has beside the model: registration, metadata, a check."""
 
 import ast
+import contextlib
 from collections.abc import Iterator, Mapping
 
 from autoport.api_generation import parse, read_api
@@ -11,7 +12,8 @@ from autoport.port import Options, Outcome
 from autoport.schema import Plan
 from autoport.workspace import Port, Workspace
 
-TEMPLATES = {"__init__.py": "out_of_tree/init.py.j2", "plugin_api.py": "out_of_tree/plugin_api.py.j2"}
+PLUGIN_API = "plugin_api.py"
+TEMPLATES = {"__init__.py": "out_of_tree/init.py.j2", PLUGIN_API: "out_of_tree/plugin_api.py.j2"}
 
 # Module of the plugin -> name -> what the model passes to it by keyword.
 Used = dict[str, dict[str, tuple[str, ...]]]
@@ -22,17 +24,32 @@ def distribution(workspace: Workspace) -> str:
     return workspace.distribution if isinstance(workspace, PackageWorkspace) else ""
 
 
-def own_files(workspace: PackageWorkspace, plan: Plan, model_files: Mapping[str, str]) -> dict[str, str]:
+def own_files(workspace: PackageWorkspace, plan: Plan, written: Mapping[str, str]) -> dict[str, str]:
     """Text by name of the files that take the place of a model's `__init__.py`.
 
+    What the model uses of the plugin is written down in one of them.
+
     Args:
-        model_files: The model's files, whose use of the plugin is written down.
+        written: Text by name of the model's files that are about to change; the others are as they are.
     """
+    model_files = _modules(workspace) | dict(written)
     context = _context(workspace, plan.architecture.hf_name) | {
         "generated_for": generation(workspace),
         "used": used_api(model_files, workspace.package),
     }
     return {name: render_python(template, **context) for name, template in TEMPLATES.items()}
+
+
+def _modules(workspace: PackageWorkspace) -> dict[str, str]:
+    """Text by name of the package's modules that are the model's."""
+    texts = {}
+    for path in workspace.model_dir(workspace.name).glob("*.py"):
+        if path.name not in TEMPLATES:
+            with contextlib.suppress(OSError, UnicodeDecodeError, SyntaxError, ValueError):
+                text = path.read_text(encoding="utf-8")
+                ast.parse(text)
+                texts[path.name] = text
+    return texts
 
 
 def register(port: Port, workspace: PackageWorkspace, architecture: str, options: Options) -> Outcome:

@@ -53,8 +53,8 @@ def selection_cases(variant: Variant, declared: Sequence[Variant]) -> list[Case]
     cases = [
         *_by_name(variant),
         *_by_format(variant, declared),
-        *_by_rule(variant),
-        *_by_platform(variant),
+        *_by_rule(variant, declared),
+        *_by_platform(variant, declared),
         *_past(variant, declared),
     ]
     return [case for case in cases if case.refusal or case.module == _selected(case, declared)]
@@ -76,13 +76,14 @@ def _by_name(variant: Variant) -> Iterator[Case]:
         else:
             yield Case(title, None, asked, hf_config, variant.module)
         for condition in variant.require:
-            others, settings = _satisfying([item for item in variant.require if item is not condition])
+            without = [item for item in variant.require if item is not condition]
+            others, settings = _satisfying([*without, *_opposite(condition)])
             words = re.escape(f"{variant.name} without {condition}")
             yield Case(
                 f"{key} needs {condition}",
                 _home(variant),
                 {**settings, "quantization": key},
-                others if condition.op not in ("!=", "not in") else _merge(others, _broken(condition)),
+                others,
                 refusal=words,
             )
 
@@ -98,7 +99,9 @@ def _by_format(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
                 yield Case(title, platform, settings, hf_config, variant.module)
             else:
                 refusal = f"{variant.name} on {platform} .*possible: on"
-                yield Case(f"{name} is not loaded on {platform}", platform, settings, hf_config, refusal=refusal)
+                yield Case(
+                    f"{name} is not loaded on {platform}", platform, settings, hf_config, refusal=refusal
+                )
         title = f"the checkpoint is {name}, {UNKNOWN}"
         if variant.platforms:
             yield Case(title, None, settings, hf_config, refusal=UNKNOWN)
@@ -113,17 +116,18 @@ def _by_format(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
                     yield Case(title, _home(variant), asked, hf_config, refusal=refusal)
 
 
-def _by_rule(variant: Variant) -> Iterator[Case]:
+def _by_rule(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
     if not variant.when:
         return
-    hf_config, neuron_config = _satisfying([*variant.when, *variant.require])
+    before = _no_rule(declared[: list(declared).index(variant)])
+    hf_config, neuron_config = _satisfying([*before, *variant.when, *variant.require])
     title = " and ".join(map(str, variant.when))
     for platform in variant.platforms or PLATFORMS:
         yield Case(f"{title}, on {platform}", platform, neuron_config or None, hf_config, variant.module)
 
 
-def _by_platform(variant: Variant) -> Iterator[Case]:
-    hf_config, neuron_config = _satisfying(variant.require)
+def _by_platform(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
+    hf_config, neuron_config = _satisfying([*_no_rule(declared), *variant.require])
     settings = neuron_config or None
     for platform in variant.default_on:
         yield Case(f"the default on {platform}", platform, settings, hf_config, variant.module)
@@ -133,12 +137,18 @@ def _by_platform(variant: Variant) -> Iterator[Case]:
 
 def _past(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
     fallback = declared[0]
+    hf_config, neuron_config = _satisfying(_no_rule(declared))
     for key in fallback.quantization:
         yield Case(f"{key} is asked for, {UNKNOWN}", None, {"quantization": key}, {}, fallback.module)
     for platform in (*PLATFORMS, None):
         title = f"nothing is asked for, on {platform}" if platform else f"nothing is asked for, {UNKNOWN}"
         if platform or not any(other.default_on for other in declared):
-            yield Case(title, platform, None, {}, fallback.module)
+            yield Case(title, platform, neuron_config or None, hf_config, fallback.module)
+    unknown = {"quantization": "of_nothing"}
+    yield Case("a word that nothing has", None, unknown, {}, refusal="quantization 'of_nothing' .*possible: ")
+    stored = {"quantization_config": {"quant_method": "of_nothing"}}
+    refusal = "quantization_config 'of_nothing' .*possible: unquantized"
+    yield Case("a format that nothing loads", None, None, stored, refusal=refusal)
 
 
 def _selected(case: Case, declared: Sequence[Variant]) -> str:
@@ -203,9 +213,15 @@ def _value(condition: Condition) -> Any:
     return "another" if value is not None else 1
 
 
-def _broken(condition: Condition) -> dict[str, Any]:
-    value = condition.value if condition.op == "!=" else condition.value[0]
-    return _nested(condition.field, value)
+def _no_rule(variants: Sequence[Variant]) -> list[Condition]:
+    """What keeps the rules of these variants from holding, beside that their fields are absent."""
+    return [item for variant in variants for condition in variant.when[:1] for item in _opposite(condition)]
+
+
+def _opposite(condition: Condition) -> list[Condition]:
+    """What breaks a condition that an absent field would meet."""
+    opposite = {"!=": "==", "not in": "in"}.get(condition.op)
+    return [Condition(condition.field, opposite, condition.value)] if opposite else []  # type: ignore[arg-type]
 
 
 def _nested(field: str, value: Any) -> dict[str, Any]:

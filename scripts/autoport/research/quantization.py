@@ -15,6 +15,11 @@ FLOAT_DTYPES = {"BF16", "F16", "F32", "F64"}
 FP8_DTYPES = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
 ORIGINAL = "pass the original bfloat16 checkpoint, or dequantise this one first"
 
+PACKED = (
+    "pass the original bfloat16 checkpoint: weights packed into integers, with zero points, are not dequantised; one "
+    "quantised to fp8 or int8 (compressed-tensors, symmetric, one scale for a tensor or row) is ported as it is"
+)
+
 
 class Format(msgspec.Struct, frozen=True):
     """A quantised format.
@@ -44,10 +49,8 @@ FORMATS = (
         ("_blocks", "_scales"),
         f"{ORIGINAL}: transformers does it (Mxfp4Config(dequantize=True), then save_pretrained)",
     ),
-    Format(
-        "GPTQ", ("gptq", "gptqmodel"), ("g_idx",), f"{ORIGINAL}; GPTQ weights have no plain counterpart here"
-    ),
-    Format("AWQ", ("awq",), (), f"{ORIGINAL}; AWQ weights have no plain counterpart here"),
+    Format("GPTQ", ("gptq", "gptqmodel"), ("g_idx",), PACKED),
+    Format("AWQ", ("awq",), (), PACKED),
     Format(
         "bitsandbytes",
         ("bitsandbytes",),

@@ -53,7 +53,8 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
     try:
         config = load_config(source)
         digest = config_digest(config)
-        stored_as = loaded_by(config.get("quantization_config")) or ""
+        declared = config.get("quantization_config")
+        stored_as = loaded_by(declared) or ""
         config = without_declaration(config) if stored_as else config
         facts = read_facts(source, config)
         facts.stored_as, facts.config_digest = stored_as, digest
@@ -61,7 +62,9 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
         problems += refusal.problems
     try:
         stored = checkpoint = no_weights(source) or read_checkpoint(source)
-        checkpoint = dequantized(stored, stored_as) if stored_as and stored.tensors else stored
+        checkpoint = (
+            dequantized(stored, stored_as, declared or {}) if stored_as and stored.tensors else stored
+        )
         problems += quantization_problems(config, source.config_file, checkpoint)
     except Refusal as refusal:
         problems += refusal.problems

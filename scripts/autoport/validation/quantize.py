@@ -1,4 +1,4 @@
-"""Quantised twins: a twin's checkpoint stored as fp8, int8 or mxfp4, and the same values as plain weights."""
+"""Quantised twins: a twin's checkpoint stored in a weight format, and the same values as plain weights."""
 
 import re
 import shutil
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FP8_MAX = 448.0  # float8_e4m3fn
 INT8_MAX = 127.0
+BLOCK = 16  # side of the blocks of a twin, whose tensors are small; 128 in published checkpoints
 GROUP = 32  # values that share a scale in MXFP4 (OCP Microscaling Formats v1.0, 5.1)
 FP4_EXPONENT_MAX = 2  # of E2M1, whose largest value is 1.5 * 2**2
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -43,6 +44,8 @@ def quantize(twin: Path, name: str, quantized: Path, plain: Path) -> int:
             count += bool(parts)
     config = msgspec.json.decode((twin / "config.json").read_bytes())
     declared = next(iter(FORMATS[name].values()))
+    if "weight_block_size" in declared:
+        declared = declared | {"weight_block_size": [BLOCK, BLOCK]}
     for folder, tensors, extra in (
         (quantized, stored, {"quantization_config": declared}),
         (plain, values, {}),
@@ -63,11 +66,38 @@ def store(name: str, key: str, weight: "torch.Tensor") -> "dict[str, torch.Tenso
         return _store_mxfp4(key, weight) if weight.ndim == 3 and weight.shape[1] % GROUP == 0 else {}
     if weight.ndim != 2 or not LINEAR.search(key) or KEPT.search(key):
         return {}
+    if name == "fp8_block":
+        return _store_blocks(key, weight)
     if name == "fp8":
         scale = weight.abs().amax() / FP8_MAX
         return {key: (weight / scale).to(torch.float8_e4m3fn), f"{key}_scale": scale}
     scale = weight.abs().amax(dim=1, keepdim=True) / INT8_MAX
     return {key: (weight / scale).round().to(torch.int8), f"{key}_scale": scale}
+
+
+def _store_blocks(key: str, weight: "torch.Tensor") -> "dict[str, torch.Tensor]":
+    """[out, in] in float8, and a scale for each block [ceil(out / BLOCK), ceil(in / BLOCK)]."""
+    import torch
+
+    padded = _padded(weight.abs(), BLOCK).unflatten(0, (-1, BLOCK)).unflatten(-1, (-1, BLOCK))
+    scales = padded.amax(dim=(1, 3)).clamp(min=2.0**-100) / FP8_MAX
+    return {
+        key: (weight / _spread(scales, weight)).to(torch.float8_e4m3fn),
+        f"{key}_scale_inv": scales,
+    }
+
+
+def _padded(weight: "torch.Tensor", side: int) -> "torch.Tensor":
+    import torch
+
+    rows, columns = weight.shape
+    return torch.nn.functional.pad(weight, (0, -columns % side, 0, -rows % side))
+
+
+def _spread(scales: "torch.Tensor", weight: "torch.Tensor") -> "torch.Tensor":
+    """The scale of every value, [out, in]."""
+    rows, columns = weight.shape
+    return scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
 
 
 def _store_mxfp4(key: str, weight: "torch.Tensor") -> "dict[str, torch.Tensor]":
@@ -94,4 +124,6 @@ def restore(name: str, key: str, parts: "dict[str, torch.Tensor]") -> "torch.Ten
         blocks, scales = parts[f"{key}_blocks"], parts[f"{key}_scales"]
         restored: Any = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
         return restored  # [E, in, out]
+    if name == "fp8_block":
+        return parts[key].float() * _spread(parts[f"{key}_scale_inv"], parts[key])
     return parts[key].float() * parts[f"{key}_scale"]
