@@ -8,7 +8,7 @@ import ast
 import keyword
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -17,6 +17,7 @@ from autoport.errors import Problem, Refusal, refuse
 from autoport.workspace import STATE_FOLDER, Workspace, read_json
 
 STATE_FILE = "variants.json"
+LONGEST_NAME = 64
 
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
 
@@ -143,7 +144,12 @@ def read_variants(workspace: Workspace, model: str) -> list[Variant]:
     path = workspace.root / STATE_FOLDER / model / STATE_FILE
     if not path.is_file():
         return [BASE]
-    variants = [BASE, *read_json(path, list[Variant])]
+    try:
+        variants = [BASE, *read_json(path, list[Variant])]
+    except Refusal as refusal:
+        [problem] = refusal.problems
+        next_step = "correct it, or move it away and declare the variants again: what is there stays as it is"
+        raise refuse(problem.rule, problem.found, path, next_step) from refusal
     check_variants(variants, str(path))
     return variants
 
@@ -161,12 +167,18 @@ def check_variants(variants: Sequence[Variant], where: str) -> None:
 
     for number, variant in enumerate(variants):
         before = variants[:number]
-        for text in (variant.name, variant.module, *variant.quantization, *variant.platforms):
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", text):
-                wrong(f"{text!r} of variant {variant.name!r} is not lower-case snake_case", "choose another")
-        for field in ("name", "module"):
-            if any(getattr(other, field) == getattr(variant, field) for other in before):
-                wrong(f"two variants have the {field} {getattr(variant, field)!r}", "choose another name")
+        named = next((other for other in before if other.name == variant.name), None)
+        if named is not None:
+            wrong(
+                f"there is a variant {variant.name!r} already, {_differences(named, variant)}",
+                "choose another name; or change what is there by hand, in factory.py and in variants.json of the "
+                "port's state folder",
+            )
+            continue
+        for found, next_step in _wrong(variant):
+            wrong(found, next_step)
+        if any(other.module == variant.module for other in before):
+            wrong(f"two variants have the module {variant.module!r}", "choose another name")
         for field in ("quantization", "formats", "default_on"):
             for other in before:
                 for value in sorted({*getattr(other, field)} & {*getattr(variant, field)}):
@@ -174,18 +186,58 @@ def check_variants(variants: Sequence[Variant], where: str) -> None:
                         f"{field} {value!r} would select both {other.name!r} and {variant.name!r}",
                         "give it to one of them",
                     )
-        if variant.platforms and not {*variant.default_on} <= {*variant.platforms}:
-            elsewhere = ", ".join(sorted({*variant.default_on} - {*variant.platforms}))
-            wrong(
-                f"{variant.name!r} is the default on {elsewhere}, where it does not run",
-                f"add --platform {elsewhere}, or leave --default-on out",
-            )
-        if number and not (variant.quantization or variant.formats or variant.default_on or variant.when):
-            wrong(
-                f"nothing selects {variant.name!r}", "pass --default-on PLATFORM or --when 'FIELD OP VALUE'"
-            )
     if problems:
         raise Refusal(*problems)
+
+
+def _wrong(variant: "Variant") -> Iterator[tuple[str, str]]:
+    """What is wrong with a variant alone, and what to do about it."""
+    names = [name for name in (variant.name, *variant.quantization) if not _is_name(name)]
+    for name in dict.fromkeys(names):
+        near = re.sub(r"[^a-z0-9]", "", name.lower())
+        rule = (
+            f"use at most {LONGEST_NAME} lower-case letters, digits and underscores, beginning with a letter, and no "
+            "word of Python"
+        )
+        yield (
+            f"{name[:LONGEST_NAME]!r} is no name of a variant",
+            f"take {near!r}" if near in FORMATS else rule,
+        )
+    for platform in dict.fromkeys((*variant.platforms, *variant.default_on)):
+        if not re.fullmatch(r"(trn|inf)[0-9][a-z0-9]*", platform):
+            found = f"{platform[:LONGEST_NAME]!r} of variant {variant.name[:LONGEST_NAME]!r} is no platform"
+            yield found, "write e.g. trn2 or trn3"
+    elsewhere = sorted({*variant.default_on} - {*variant.platforms}) if variant.platforms else []
+    if elsewhere:
+        yield (
+            f"{variant.name!r} is the default on {', '.join(elsewhere)}, where it does not run",
+            f"add {' '.join(f'--platform {name}' for name in elsewhere)}, or leave --default-on out",
+        )
+    if not (names or variant.quantization or variant.formats or variant.default_on or variant.when):
+        yield (
+            f"nothing selects {variant.name!r}",
+            "pass --default-on PLATFORM or --when 'FIELD OP VALUE', or take a weight format: "
+            + ", ".join(FORMATS),
+        )
+
+
+def _is_name(text: str) -> bool:
+    return (
+        len(text) <= LONGEST_NAME
+        and bool(re.fullmatch(r"[a-z][a-z0-9_]*", text))
+        and not keyword.iskeyword(text)
+    )
+
+
+def _differences(one: "Variant", other: "Variant") -> str:
+    """What two declarations of the same name say differently."""
+    fields = [field for field in one.__struct_fields__ if getattr(one, field) != getattr(other, field)]
+    said = [
+        f"{field} {', '.join(map(str, getattr(one, field))) or 'none'}"
+        for field in fields
+        if field != "module"
+    ]
+    return f"with {'; '.join(said)}" if said else "declared in the same way"
 
 
 def parse_conditions(**texts: Sequence[str]) -> dict[str, tuple[Condition, ...]]:
@@ -233,6 +285,10 @@ def parse_condition(text: str, option: str = "--when") -> Condition:
     items = value if isinstance(value, list) else [value]
     if any(keyword.iskeyword(part) for part in field.split(".")):
         raise wrong("reads a field that is a word of Python", example)
+    if field == "neuron_config":
+        raise wrong(
+            "names no field of the plugin's configuration", "e.g. 'neuron_config.max_logprobs != None'"
+        )
     if op in ("in", "not in") and not (isinstance(value, list) and value):
         raise wrong(f"needs a list behind {op}", f"\"{field} {op} ['a', 'b']\"")
     if op in ("<", "<=", ">", ">=") and type(value) not in (int, float):

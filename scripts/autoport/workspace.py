@@ -424,7 +424,7 @@ class Port:
         if not path.exists():
             return "missing"
         record = self.manifest.files.get(relative)
-        if record is None:
+        if record is None or not path.is_file():
             return "foreign"
         return "ours" if sha256(path.read_bytes()) in (record.sha256, record.pending) else "edited"
 
@@ -460,7 +460,7 @@ class Port:
             path = self.workspace.root / relative
             digest = sha256(text.encode())
             status = self.file_status(relative)
-            if status != "missing" and path.read_bytes() == text.encode():
+            if status != "missing" and path.is_file() and path.read_bytes() == text.encode():
                 self.manifest.files[relative] = FileRecord(step=step, sha256=digest)
             elif status in ("missing", "ours") or force:
                 written.changed.append(relative)

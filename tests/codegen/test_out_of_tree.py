@@ -11,6 +11,7 @@ import pytest
 from autoport.cli.port import _place as place
 from autoport.codegen import add_variant, document, generate, register
 from autoport.codegen.out_of_tree import used_api
+from autoport.codegen.registry_rows import unregister
 from autoport.errors import Refusal
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options
@@ -131,6 +132,16 @@ def test_an_architecture_that_the_plugin_has_is_refused(tmp_path: Path) -> None:
         register.run(port, Options(replace_row=True))
     assert rules(refusal) == ["REG-CONFLICT"]
     assert not (port.workspace.root / "pyproject.toml").exists()
+
+
+def test_what_only_a_row_of_the_registry_has_is_refused(port: Port) -> None:
+    registry = port.workspace.registry_path.read_bytes()
+    with pytest.raises(Refusal) as refusal:
+        register.run(port, Options(aliases=["YIForCausalLM"]))
+    assert rules(refusal) == ["REG-ALIAS"]
+    with pytest.raises(Refusal, match="python -m pip uninstall vllm-neuron-yi"):
+        unregister(port)
+    assert port.workspace.registry_path.read_bytes() == registry
 
 
 def test_a_folder_of_the_plugin_is_refused(tmp_path: Path) -> None:

@@ -125,8 +125,11 @@ def test_register_and_unregister(yi: Port) -> None:
     assert unregister(yi) == []
     assert register.run(yi, Options()).summary.startswith("not registered")  # until it is asked for
     assert register.run(yi, Options(no_register=False)).files
-    with pytest.raises(Refusal, match="GEN-IDENTIFIER"):
-        register.run(yi, Options(aliases=['A"), ("B']))
+    with pytest.raises(Refusal) as caught:
+        register.run(yi, Options(aliases=['A"), ("B', "class", "YiForCausalLM", ""]))
+    assert [problem.rule for problem in caught.value.problems] == ["REG-ALIAS"] * 3
+    with pytest.raises(Refusal, match="there is no model 'absent', and no row of it"):
+        unregister(Port(yi.workspace, "absent"))
 
 
 def test_rows_whose_class_is_missing(yi: Port) -> None:
@@ -147,6 +150,12 @@ def test_rows_whose_class_is_missing(yi: Port) -> None:
         ("YiForCausalLM", "yi exports no YiForCausalLM"),
         ("Gone", "there is no package gone"),
     ]
+
+
+def test_a_file_without_the_function_has_no_rows_to_check(yi: Port) -> None:
+    yi.workspace.registry_path.write_text("")
+    with pytest.raises(Refusal, match="REG-LAYOUT: there is no get_models"):
+        broken_rows(yi.workspace)
 
 
 def _register(root: Path, name: str) -> None:

@@ -2,11 +2,13 @@
 
 import difflib
 import functools
+import multiprocessing
 import re
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from autoport.codegen import add_variant as add_variant_module
 from autoport.codegen.add_variant import declare, run
 from autoport.codegen.factory_edit import add_variant
 from autoport.codegen.generate import render_package
@@ -19,6 +21,7 @@ from autoport.variants import (
     check_variants,
     parse_condition,
     parse_conditions,
+    read_variants,
 )
 from autoport.workspace import Port, Workspace
 from plans import YI, plan
@@ -179,12 +182,19 @@ def test_all_conditions_that_are_wrong_are_named() -> None:
     ("variant", "found"),
     [
         (Variant("own", "model_own"), "nothing selects 'own'"),
-        (Variant("mxfp4", "other", ("x",)), "two variants have the name 'mxfp4'"),
+        (
+            Variant("mxfp4", "other", ("x",)),
+            "there is a variant 'mxfp4' already, with quantization mxfp4; formats",
+        ),
+        (Variant("own", "model_mxfp4", ("x",)), "two variants have the module 'model_mxfp4'"),
+        (Variant("class", "model_class", ("x",)), "'class' is no name of a variant"),
+        (Variant("a" * 65, "model_a", ("x",)), "is no name of a variant"),
         (Variant("own", "model_own", ("mxfp4",)), "quantization 'mxfp4' would select both 'mxfp4' and 'own'"),
         (Variant("own", "model_own", default_on=("trn3",)), "default_on 'trn3' would select both"),
         (Variant("own", "model_own", platforms=("trn2",), default_on=("trn1",)), "default on trn1, where it"),
-        (Variant("own'; x", "model_own", ("x",)), "not lower-case snake_case"),
-        (Variant("own", "model_own", ("x",), platforms=("TRN2",)), "'TRN2' of variant"),
+        (Variant("own'; x", "model_own", ("x",)), "is no name of a variant"),
+        (Variant("own", "model_own", ("x",), platforms=("TRN2",)), "'TRN2' of variant 'own' is no platform"),
+        (Variant("own", "model_own", default_on=("tnr3",)), "'tnr3' of variant 'own' is no platform"),
     ],
 )
 def test_declarations_that_contradict_each_other(variant: Variant, found: str) -> None:
@@ -222,7 +232,9 @@ def test_a_variant_of_a_registered_model(workspace: Workspace) -> None:
     )  # trn2 had the fallback before
     test = workspace.root / "test/vllm_neuron/model/gpt_oss/test_gpt_oss_mxfp4.py"
     assert "nothing is asked for, on trn2" not in test.read_text()
-    with pytest.raises(Refusal, match="two variants have the name 'mxfp4'"):
+    with pytest.raises(
+        Refusal, match="there is a variant 'mxfp4' already, with platforms trn3; default_on trn3"
+    ):
         run(Port(workspace, "gpt_oss"), declare("mxfp4"))
 
 
@@ -234,6 +246,11 @@ def test_nothing_is_written_when_something_is_wrong(workspace: Workspace) -> Non
     with pytest.raises(Refusal, match="PORT-FOREIGN"):
         run(Port(workspace, "llama3"), declare("own", default_on=("trn3",)))
     (workspace.model_dir("llama3") / "model_own.py").unlink()
+    (workspace.model_dir("llama3") / "model_own.py").mkdir()
+    for force in (False, True):
+        with pytest.raises(Refusal, match=r"PORT-FOREIGN|WS-WRITE"):
+            run(Port(workspace, "llama3"), declare("own", default_on=("trn3",)), force=force)
+    (workspace.model_dir("llama3") / "model_own.py").rmdir()
     assert contents(workspace) == before
 
 
@@ -267,3 +284,64 @@ def test_a_base_whose_loading_cannot_be_changed_is_told_what_to_add(
     assert all(words in problem.found for words, problem in zip(found, problems, strict=True))
     if "cannot be read" not in found:
         assert "e.g. {'lm_head.weight': 'model.embed_tokens.weight'}" in problems[0].next_step
+
+
+def _add(root: Path, name: str) -> None:
+    port = Port(Workspace.find(root), "llama3")
+    with port.lock():
+        run(port, declare(name))
+
+
+def test_processes_that_add_variants_at_the_same_time_lose_none(workspace: Workspace) -> None:
+    context = multiprocessing.get_context("fork")
+    names = ("fp8", "int8")
+    processes = [context.Process(target=_add, args=(workspace.root, name)) for name in names]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert {variant.name for variant in read_variants(workspace, "llama3")} == {"bf16", *names}
+    text = (workspace.model_dir("llama3") / "factory.py").read_text()
+    assert all(f"from .model_{name} import" in text for name in names)
+
+
+def test_a_factory_that_changes_meanwhile_is_not_overwritten(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, reads = contents(workspace), iter(["", "\n# a person\n"])
+    read = add_variant_module.read_factory
+    monkeypatch.setattr(add_variant_module, "read_factory", lambda port: read(port) + next(reads))
+    with pytest.raises(Refusal, match="VAR-CHANGED"):
+        run(Port(workspace, "llama3"), declare("fp8"))
+    assert contents(workspace) == before
+
+
+def test_an_edited_file_of_an_earlier_variant_is_kept_or_overwritten_as_asked(workspace: Workspace) -> None:
+    port = Port(workspace, "llama3")
+    run(port, declare("fp8"))
+    shared = workspace.model_dir("llama3") / "quantized_weights.py"
+    shared.write_text(shared.read_text() + "# mine\n")
+    model = workspace.model_dir("llama3") / "model_fp8.py"
+    model.write_text(model.read_text() + "# mine\n")
+    assert not {"model_fp8.py", "quantized_weights.py"} & {
+        Path(f).name for f in run(port, declare("int8")).files
+    }
+    run(port, declare("int8"), force=True)
+    assert "# mine" not in shared.read_text()
+    assert "# mine" in model.read_text()
+
+
+def test_a_module_of_another_factory_of_the_file_is_not_taken(workspace: Workspace) -> None:
+    port = Port(workspace, "llama3")
+    run(port, declare("own", default_on=("trn3",)))
+    factory = workspace.model_dir("llama3") / "factory.py"
+    text = factory.read_text()
+    second = text[text.index("class LlamaForCausalLM") :].replace("LlamaForCausalLM", "DraftForCausalLM")
+    factory.write_text(f"{text}\n\n{second}")
+    before = contents(workspace)
+    with pytest.raises(
+        Refusal, match="it is the implementation of LlamaForCausalLM, another factory of the file"
+    ):
+        run(port, declare("own", default_on=("trn3",)), "DraftForCausalLM")
+    assert contents(workspace) == before

@@ -1,6 +1,7 @@
 """Adding a variant to a model: its implementation, the factory's branches, and tests of each way to it."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -54,8 +55,15 @@ def declare(name: str, **declaration: tuple[object, ...]) -> Variant:
         f"model_{name}",
         quantization=(name,) if known else (),
         formats=tuple(known or ()),
-        **declaration,  # type: ignore[arg-type]
+        **{field: tuple(_once(values)) for field, values in declaration.items()},  # type: ignore[arg-type]
     )
+
+
+def _once(values: tuple[object, ...]) -> Iterator[object]:
+    """The values without repetitions; conditions can have lists, which are not hashable."""
+    for position, value in enumerate(values):
+        if value not in values[:position]:
+            yield value
 
 
 def run(
@@ -82,7 +90,7 @@ def run(
     declared = read_variants(workspace, model)
     if variant not in declared:
         declared.append(variant)
-        check_variants(declared, f"options of variant {variant.name!r}")
+        check_variants(declared, "arguments of add-variant")
     base = read_selection(module, architecture, path).ending.implementation
     check_alone(path.parent / f"{variant.module}.py", base)
     is_mapped = not variant.formats or reads_mappings(path.parent / f"{base.module}.py", base.class_name)
@@ -130,11 +138,12 @@ def read_factory(port: Port) -> str:
     try:
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
+        models = sorted(item.parent.name for item in path.parent.parent.glob("*/factory.py"))
         raise refuse(
             "VAR-MODEL",
-            f"{port.name!r} has no factory that can be read: {error}",
+            f"{port.name!r} has no factory that can be read: {getattr(error, 'strerror', None) or error}",
             path,
-            f"port the model first: autoport port {port.name} SOURCE",
+            f"name one of {', '.join(models) or 'no model'}, or port it first: autoport port {port.name} SOURCE",
         ) from error
 
 
@@ -175,7 +184,8 @@ def reads_mappings(path: Path, class_name: str) -> bool:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
-        raise refuse("VAR-BASE", f"cannot be read: {error}", path, "restore the implementation") from error
+        words = getattr(error, "strerror", None) or error
+        raise refuse("VAR-BASE", f"cannot be read: {words}", path, "restore the implementation") from error
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
     methods = {node.name: node for cls in classes for node in cls.body if isinstance(node, ast.FunctionDef)}
     if "load_weights" in methods and "weight_mappings" in methods:

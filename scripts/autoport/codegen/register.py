@@ -1,5 +1,7 @@
 """Step 5: the architecture's row in the plugin's `registry.py`."""
 
+import keyword
+import re
 from collections.abc import Sequence
 
 from autoport.codegen import out_of_tree
@@ -23,6 +25,13 @@ def run(port: Port, options: Options) -> Outcome:
     architecture = port.read_state("plan.json", Plan, "analyze").architecture.hf_name
     path = port.workspace.registry_path
     if isinstance(port.workspace, PackageWorkspace):
+        if options.aliases:
+            raise refuse(
+                "REG-ALIAS",
+                f"a package out of tree registers one architecture, {architecture}",
+                "option --alias",
+                "leave it out; for a checkpoint with another spelling, vLLM has --hf-overrides",
+            )
         return out_of_tree.register(port, port.workspace, architecture, options)
     port.manifest.unregistered = stays_out(port, options)
     if port.manifest.unregistered:
@@ -38,14 +47,13 @@ def run(port: Port, options: Options) -> Outcome:
         )
     with port.workspace.lock("registry"):
         before, after = edited(port, architecture, options.replace_row, options.aliases)
+        registered = f"{', '.join(dict.fromkeys((architecture, *options.aliases)))} -> {port.name}"
         if after == before:
-            return Outcome("done", f"{architecture} -> {port.name}")
+            return Outcome("done", registered)
         if path.read_bytes() != before:
             raise refuse("REG-CHANGED", "changed while it was being edited", path, "run the command again")
         write_atomic(path, after, staging=port.state_dir / "staging")
-    return Outcome(
-        "done", f"{architecture} -> {port.name}", files=[str(path.relative_to(port.workspace.root))]
-    )
+    return Outcome("done", registered, files=[str(path.relative_to(port.workspace.root))])
 
 
 def stays_out(port: Port, options: Options) -> bool:
@@ -64,10 +72,11 @@ def edited(
         aliases: Other spellings of the architecture that get a row of the same class.
 
     Raises:
-        Refusal: What `add_row` refuses; REG-MISSING.
+        Refusal: What `add_row` refuses; REG-MISSING; REG-ALIAS.
     """
     path = port.workspace.registry_path
     architecture = identifier(architecture)
+    check_aliases(aliases)
     local = class_prefix(port.name) + architecture
     rows = [Row(identifier(name), port.name, local, architecture) for name in (architecture, *aliases)]
     try:
@@ -86,6 +95,27 @@ def edited(
         raise Refusal(
             *(Problem(p.rule, p.found, str(path), p.next_step) for p in refusal.problems)
         ) from refusal
+
+
+def check_aliases(aliases: Sequence[str]) -> None:
+    """Check that the strings can be architectures.
+
+    Raises:
+        Refusal: REG-ALIAS for each that cannot.
+    """
+    wrong = [
+        name
+        for name in aliases
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or keyword.iskeyword(name)
+    ]
+    if wrong:
+        next_step = "pass what is in 'architectures' of config.json, e.g. --alias PhimoeForCausalLM"
+        raise Refusal(
+            *[
+                Problem("REG-ALIAS", f"{name!r} is no architecture", "option --alias", next_step)
+                for name in wrong
+            ]
+        )
 
 
 def registered_from(port: Port, architecture: str) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from autoport.codegen.registry_edit import REGISTRY, drop_unused_imports, row_list
 from autoport.errors import refuse
+from autoport.package_workspace import PackageWorkspace
 from autoport.workspace import Port, Workspace, write_atomic
 
 
@@ -29,12 +30,30 @@ def unregister(port: Port) -> list[str]:
         The architectures whose rows were removed; empty when there was none.
 
     Raises:
-        Refusal: REG-MISSING, REG-SYNTAX, REG-LAYOUT; REG-CHANGED when the file changes meanwhile.
+        Refusal: REG-NONE where there is nothing of that name; REG-MISSING, REG-SYNTAX, REG-LAYOUT; REG-CHANGED when
+            the file changes meanwhile.
     """
     path = port.workspace.registry_path
+    if isinstance(port.workspace, PackageWorkspace):
+        raise refuse(
+            "REG-NONE",
+            f"{port.name} is a package of its own, and has no row in the plugin's registry",
+            port.workspace.root,
+            f"uninstall it: python -m pip uninstall {port.workspace.distribution}",
+        )
     with port.workspace.lock("registry"):
         before = _read(path)
         removed = [name for name, origin in row_list(before) if origin.startswith(f".{port.name}:")]
+        if not (removed or port.exists or port.workspace.model_dir(port.name).is_dir()):
+            there = sorted(
+                {origin[1:].partition(":")[0] for _, origin in row_list(before) if origin.startswith(".")}
+            )
+            raise refuse(
+                "REG-NONE",
+                f"there is no model {port.name!r}, and no row of it",
+                path,
+                f"name one that has rows: {', '.join(there) or 'there is none'}",
+            )
         if removed:
             after = remove_rows(before, port.name)
             if _read(path) != before:
@@ -117,9 +136,14 @@ def broken_rows(workspace: Workspace) -> list[BrokenRow]:
     """Rows whose package or class does not exist, and architectures with several rows; nothing is imported.
 
     Raises:
-        Refusal: REG-MISSING, REG-SYNTAX.
+        Refusal: REG-MISSING, REG-SYNTAX, REG-LAYOUT.
     """
-    rows = row_list(_read(workspace.registry_path))
+    path = workspace.registry_path
+    text = _read(path)
+    rows = row_list(text)
+    functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    if "get_models" not in functions:
+        raise refuse("REG-LAYOUT", "there is no get_models()", path, "restore the plugin's registry.py")
     names = [name for name, _ in rows]
     broken = []
     for position, (name, origin) in enumerate(rows):
