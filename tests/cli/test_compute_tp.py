@@ -45,6 +45,15 @@ def test_no_valid_size_is_exit_code_1_with_a_row_for_each():
     assert all(candidate["violations"] for candidate in plan["candidates"])
 
 
+def test_a_prime_and_odd_number_of_heads_has_no_size_at_all(published):
+    result = run(published("falcon-7b"))
+    assert result.exit_code == 1
+    text = " ".join(result.stdout.split())
+    assert "71 heads / 1 = 71 per rank is odd" in text
+    assert "71 heads are not a multiple of 2" in text
+    assert "no valid TP" in text
+
+
 def test_relaxing_and_sizing():
     result = run(CONFIGS / "smollm2-135m.json", "--relax", "even-heads", "--context-length", 100, "--json")
     assert result.exit_code == 0

@@ -130,3 +130,34 @@ def test_the_config_is_kept_as_it_was_read(tmp_path):
     config = small_config(extra={"nested": [1, None]})
     write_checkpoint(tmp_path, config)
     assert json.dumps(research(str(tmp_path))[0].config) == json.dumps(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys", "rule", "value"),
+    [
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, {}, "QUANT", "bitsandbytes"),
+        ({}, {"model.layers.0.mlp.up_proj.weight": ("F8_E4M3", (128, 64))}, "QUANT", "F8_E4M3"),
+        ({"architectures": None}, {}, "CFG-ARCH", "None"),
+        ({"architectures": ["LlamaModel"]}, {}, "CFG-ARCH", "LlamaModel"),
+        ({"num_key_value_heads": [2, 1]}, {}, "CFG-PER-LAYER", "[2, 1]"),
+        (
+            {"block_configs": [{"attention": {"no_op": True}}]},
+            {},
+            "CFG-PER-LAYER",
+            "layer 0 has no attention",
+        ),
+        ({"layer_types": ["linear_attention", "full_attention"]}, {}, "CFG-LAYER-TYPES", "linear_attention"),
+        ({"rope_scaling": {"rope_type": "xyz", "factor": 2.0}}, {}, "SCOPE-ROPE", "xyz"),
+        ({"hidden_act": "tanhshrink"}, {}, "SCOPE-ACTIVATION", "tanhshrink"),
+        ({"intermediate_size": "128"}, {}, "CFG-TYPE", "'128'"),
+    ],
+)
+def test_a_refusal_has_the_value_its_file_and_a_way_on(tmp_path, changes, keys, rule, value):
+    config = small_config(**changes)
+    source = write_checkpoint(tmp_path, config, llama_keys(small_config()) | keys)
+    with pytest.raises(Refusal) as caught:
+        make_plan("small", *research(str(source)), Options())
+    problem = next(item for item in caught.value.problems if value in item.found)
+    assert problem.rule.startswith(rule)
+    assert problem.where.startswith(str(source)) or problem.where == "model.safetensors"
+    assert len(problem.next_step) > 10
