@@ -121,7 +121,7 @@ def find_instance(text: str = DEFAULT, lnc: int = 2) -> Instance:
         key, _, value = setting.partition("=")
         if (
             key not in SETTINGS
-            or not re.fullmatch(r"[1-9]\d{0,5}|0", value)
+            or not re.fullmatch(r"[1-9]\d{0,3}|0", value)
             or (value == "0" and key != "reserve-gb")
         ):
             step = f"set {', '.join(f'{key}=N' for key in SETTINGS)} with whole numbers"
