@@ -17,7 +17,7 @@ from autoport.workspace import Port, Workspace
 
 # Together they have every variant of norm, block, position, projection, activation and head.
 PORTED = [
-    "codegen",
+    "codegen: odd vocabulary",
     "cohere2",
     "gemma3_text",
     "glm4",
