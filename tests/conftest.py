@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from smollm2 import SmolLM2
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that; tests that interrupt a child need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("any machine", deadline=None, print_blob=True)  # one that is busy takes longer
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -234,7 +234,7 @@ def test_what_is_not_understood_is_refused(source: str, rule: str) -> None:
         add_row(source, QWEN2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     names=st.lists(st.sampled_from("ABCDEFG"), min_size=1, max_size=7, unique=True),
     layout=st.sampled_from(["literal", "one line", "appends"]),

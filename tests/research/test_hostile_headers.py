@@ -53,19 +53,19 @@ def test_overlapping_offsets_and_duplicate_keys(tmp_path):
         read_checkpoint(open_source(str(tmp_path)))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_any_damage_to_a_header_is_a_refusal_or_harmless(tmp_path, seed):
     header_case(tmp_path, random.Random(seed))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_any_damage_to_a_config_is_a_refusal_or_harmless(tmp_path, seed):
     config_case(tmp_path, random.Random(seed))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_any_damage_before_planning_is_a_refusal_or_a_plan(tmp_path, seed):
     plan_case(tmp_path, random.Random(seed))
