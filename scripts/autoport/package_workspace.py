@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoport.errors import refuse
+from autoport.errors import Refusal, refuse
 from autoport.resources import simulator_dir
 from autoport.workspace import (
     PACKAGES,
@@ -45,7 +45,12 @@ class PackageWorkspace(Workspace):
 
     @classmethod
     def load(cls, root: Path) -> "PackageWorkspace":
-        record = read_json(root / cls.RECORD, PackageRecord)
+        try:
+            record = read_json(root / cls.RECORD, PackageRecord)
+        except Refusal as refusal:
+            [problem] = refusal.problems
+            next_step = "restore it, or begin the package again in a new folder"
+            raise refuse(problem.rule, problem.found, root / cls.RECORD, next_step) from refusal
         if not plugin_package(Path(record.plugin_root)):
             # Moved or removed since: the bundled simulator has the same API.
             record = PackageRecord(record.name, str(simulator_dir()), PACKAGES[0])
@@ -75,14 +80,9 @@ class PackageWorkspace(Workspace):
             )
         if (root / cls.RECORD).is_file():
             workspace = cls.load(root)
-            if workspace.name != name:
-                raise refuse(
-                    "OOT-OTHER",
-                    f"the folder holds the package of port {workspace.name!r}",
-                    root,
-                    "pass another folder: a package holds one port",
-                )
-            return workspace
+            if workspace.is_begun:
+                workspace.check_port(name)
+                return workspace
         plugin_root = simulator_dir() if plugin is None else plugin.expanduser().resolve()
         package = plugin_package(plugin_root)
         if not package:
@@ -97,6 +97,27 @@ class PackageWorkspace(Workspace):
         write_atomic(root / cls.RECORD, data)
         write_atomic(root / STATE_FOLDER / ".gitignore", b"*\n")
         return cls(root, record)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a step has run; one that refused leaves nothing but the record."""
+        return (self.root / self.module).exists() or (
+            self.root / STATE_FOLDER / self.name / "port.json"
+        ).exists()
+
+    def check_port(self, name: str) -> None:
+        """Check that the package is the one of this port.
+
+        Raises:
+            Refusal: OOT-OTHER.
+        """
+        if name != self.name:
+            raise refuse(
+                "OOT-OTHER",
+                f"the folder holds the package of port {self.name!r}, not of {name!r}",
+                self.root,
+                f"name {self.name!r}, or pass another folder: a package holds one port",
+            )
 
     @property
     def distribution(self) -> str:

@@ -207,6 +207,9 @@ class Workspace:
         write_atomic(root / PACKAGES[0] / "model" / "registry.py", EMPTY_REGISTRY.encode())
         return cls(root, PACKAGES[0])
 
+    def check_port(self, name: str) -> None:
+        """Check that a port of this name can be here; a checkout holds any."""
+
     @property
     def registry_path(self) -> Path:
         """The plugin's registry."""
@@ -340,6 +343,7 @@ class Port:
     def __init__(self, workspace: Workspace, name: str, source: str = "", new_source: bool = False):
         self.workspace = workspace
         self.name = check_model_name(name)
+        workspace.check_port(name)
         self.state_dir = workspace.root / STATE_FOLDER / name
         is_folder = bool(source) and Path(source).is_dir()
         self.manifest = self._load_manifest(str(Path(source).resolve()) if is_folder else source, new_source)

@@ -24,7 +24,8 @@ from autoport.workspace import Port, Workspace
 from plans import LLAMA3, QWEN2, YI, plan
 from safetensors.torch import save_file
 
-PORTS = {"llama_tiny": (LLAMA3, "Tiny"), "yi": (YI, "Yi"), "qwen2": (QWEN2, "Qwen2")}
+CHECKED = msgspec.structs.replace(LLAMA3, checks={"hidden_size // num_attention_heads": 64})
+PORTS = {"llama_tiny": (CHECKED, "Tiny"), "yi": (YI, "Yi"), "qwen2": (QWEN2, "Qwen2")}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -179,13 +180,25 @@ def test_the_factory_refuses_what_is_not_implemented(setting: str, changes: dict
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("quantization", "mxfp4"), ("attention_dp_size", 2), ("ep_degree", 2)]
+    ("setting", "value"),
+    [
+        ("quantization", "mxfp4"),
+        *((f"{part}_dp_size", 2) for part in ("attention", "embedding", "lm_head", "mlp")),
+        ("ep_degree", 2),
+    ],
 )
 def test_the_factory_refuses_runtime_settings(setting: str, value: Any) -> None:
     from vllm_neuron.model.neuron_config import NeuronConfig
 
     with pytest.raises(package("yi").UnsupportedConfigError, match=setting):
         on_meta("yi", NeuronConfig(**{setting: value}))
+
+
+def test_a_reading_other_than_the_one_that_was_ported_is_refused() -> None:
+    with pytest.raises(
+        package("llama_tiny").UnsupportedConfigError, match=r"hidden_size // .* 128 \(possible: 64"
+    ):
+        on_meta("llama_tiny", hidden_size=512)
 
 
 def test_the_factory_lists_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:

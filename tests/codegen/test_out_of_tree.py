@@ -157,6 +157,19 @@ def test_a_package_holds_one_port(port: Port) -> None:
     with pytest.raises(Refusal) as refusal:
         PackageWorkspace.open(port.workspace.root, "qwen2", None)
     assert rules(refusal) == ["OOT-OTHER"]
+    with pytest.raises(Refusal, match=r"OOT-OTHER: .* of port 'yi', not of 'qwen2'"):
+        Port(Workspace.find(port.workspace.root), "qwen2")
+
+
+def test_a_port_that_step_1_refused_leaves_the_folder_to_another(tmp_path: Path) -> None:
+    assert not PackageWorkspace.open(tmp_path, "yi", None).is_begun
+    assert PackageWorkspace.open(tmp_path, "qwen2", None).name == "qwen2"
+
+
+def test_a_damaged_record_is_told_from_a_step(port: Port) -> None:
+    (port.workspace.root / PackageWorkspace.RECORD).write_text("{")
+    with pytest.raises(Refusal, match="begin the package again in a new folder"):
+        Workspace.find(port.workspace.root)
 
 
 def test_a_plugin_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -306,6 +306,11 @@ def test_what_is_left_to_do_is_said() -> None:
     [where] = [note for note in notes if "nothing checks where own runs" in note]
     assert "get_platform_target() not in ('trn2', 'trn3')" in where
     assert "def _validate_config" in lines[int(where.split(":")[1]) - 1]
+    strict = declare("fp8_block", platforms=("trn3",), require=(Condition("hidden_size", ">=", 64),))
+    [_, where, required] = edited(LLAMA, "LlamaForCausalLM", strict).notes
+    both = "(quantization in ('fp8_block',) or checkpoint_format(hf_config) in ('fp8 in blocks',))"
+    assert where.endswith(f"raise when {both} and get_platform_target() not in ('trn3',)")
+    assert f"raise when {both} and not (getattr(hf_config, 'hidden_size', None) is not None" in required
     silent = LLAMA.replace("not in cls.KNOWN", '!= "bf16"')
     [left] = [
         note for note in edited(silent, "LlamaForCausalLM", TRN2, INT8).notes if "left as it is" in note

@@ -59,7 +59,9 @@ def add_variant(
     for branch in branches(variant):
         module, selection = _with_branch(module, selection, architecture, branch, variant, style, where)
     module, notes = edit_validation(module, architecture, selection, variant, style, where)
-    if _calls(module, PLATFORM) and not m.findall(module, m.FunctionDef(name=m.Name(PLATFORM))):
+    if _calls(module, PLATFORM) and not any(
+        m.matches(line, m.FunctionDef(m.Name(PLATFORM))) for line in module.body
+    ):
         module = _with_platform_target(module, architecture)
     if _calls(module, TARGET) and not _imports(module, TARGET):
         module = _with_import(module, TARGET_IMPORT)
@@ -212,16 +214,14 @@ def _same(one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
 
 def _imports(module: cst.Module, name: str) -> bool:
     """Whether the file imports `name`, at its top or in a method."""
-    return any(
-        not isinstance(item.names, cst.ImportStar)
-        and name in [alias.evaluated_alias or alias.evaluated_name for alias in item.names]
-        for item in m.findall(module, m.ImportFrom())
-        if isinstance(item, cst.ImportFrom)
-    )
+    nodes = ast.walk(ast.parse(module.code))
+    aliases = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return name in [alias.asname or alias.name for alias in aliases]
 
 
 def _calls(module: cst.Module, name: str) -> bool:
-    return bool(m.findall(module, m.Call(m.Name(name))))
+    calls = (node.func for node in ast.walk(ast.parse(module.code)) if isinstance(node, ast.Call))
+    return any(isinstance(called, ast.Name) and called.id == name for called in calls)
 
 
 def _with_platform_target(module: cst.Module, architecture: str) -> cst.Module:

@@ -9,6 +9,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from autoport.codegen.factory import format_rows, platform_rows, requirement_rows
+from autoport.codegen.factory import test as as_code
 from autoport.codegen.factory_layout import (
     GENERATED,
     Selection,
@@ -253,14 +254,16 @@ def _notes(
                 f"{ast.unparse(node)}"
             )
     place = f"{where}:{methods[0].lineno if name else cls.lineno}"
-    asked = f"quantization in {py(variant.quantization)}" if variant.quantization else "it is selected"
+    ways = [f"quantization in {py(variant.quantization)}"] if variant.quantization else []
+    ways += [f"checkpoint_format(hf_config) in {py(variant.formats)}"] if variant.formats else []
+    asked = f"({' or '.join(ways)})" if len(ways) > 1 else "".join(ways) or "it is selected"
     if variant.platforms:
         notes.append(
             f"{place}: nothing checks where {variant.name} runs; raise when {asked} and "
             f"get_platform_target() not in {py(variant.platforms)}"
         )
     notes += [
-        f"{place}: nothing checks what {variant.name} requires; raise when {broken}"
-        for broken, _ in requirement_rows(variant)
+        f"{place}: nothing checks what {variant.name} requires; raise when {asked} and not ({as_code(condition)})"
+        for condition in variant.require
     ]
     return notes
