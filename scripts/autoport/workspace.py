@@ -420,7 +420,7 @@ class Port:
             raise refuse(
                 "PORT-ORDER", f"{filename} is missing", path, f"run 'autoport {step} {self.name}' first"
             )
-        return read_json(path, kind)
+        return read_json(path, kind, f"run 'autoport {step} {self.name}' again")
 
     def file_status(self, relative: str) -> str:
         """``"missing"``, ``"ours"`` (as last written), ``"edited"`` (changed since) or ``"foreign"``."""
@@ -524,8 +524,11 @@ def _foreign(relative: str, path: Path) -> Problem:
     )
 
 
-def read_json(path: Path, kind: type[T]) -> T:
+def read_json(path: Path, kind: type[T], next_step: str = "run the step that writes it again") -> T:
     """Decode a state file.
+
+    Args:
+        next_step: What to do about a file that cannot be read.
 
     Raises:
         Refusal: PORT-STATE when it cannot be read or does not match its type.
@@ -533,9 +536,7 @@ def read_json(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
-        raise refuse(
-            "PORT-STATE", f"cannot be read: {error}", path, "run the step that writes it again"
-        ) from error
+        raise refuse("PORT-STATE", f"cannot be read: {error}", path, next_step) from error
 
 
 def now() -> str:
