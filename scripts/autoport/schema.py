@@ -535,7 +535,7 @@ class TpCandidate(msgspec.Struct, frozen=True):
         embedding_bytes_per_rank: Part of the weights that are embeddings and the head.
         reserve_bytes: Kept for compiled graphs, activations and collectives.
         padded_vocab_size: The next multiple of the size.
-        padded_intermediate_size: The same for the MLP (0: all layers have experts).
+        padded: Other sizes that are filled up with zeros (``PAD-INNER``).
         slow_paths: What the device will do without a fused operator at this size (``PERF-...``).
     """
 
@@ -549,7 +549,7 @@ class TpCandidate(msgspec.Struct, frozen=True):
     embedding_bytes_per_rank: int = 0
     reserve_bytes: int = 0
     padded_vocab_size: int = 0
-    padded_intermediate_size: int = 0
+    padded: list[Violation] = []
     slow_paths: list[Violation] = []
 
     @property

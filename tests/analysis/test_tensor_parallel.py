@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 from autoport.analysis.architecture import describe_architecture
-from autoport.analysis.dimensions import Dimensions
+from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
 from autoport.analysis.estimate import weight_parts
 from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.padding import candidate_sizes, padded_sizes, padding
 from autoport.analysis.tensor_parallel import (
     candidate_rows,
-    candidate_sizes,
     no_valid_tp,
     parameter_bytes,
     plan_tensor_parallel,
@@ -118,7 +118,6 @@ def test_when_only_one_is_valid_it_is_recommended():
         ({"num_heads": 30}, 4, "R1", "30"),
         ({"num_heads": 12}, 4, "R2", "3"),
         ({"num_heads": 48, "num_kv_heads": 3}, 4, "R3", "3"),
-        ({"intermediate_size": 11010}, 4, "R4", "11010"),
     ],
 )
 def test_each_rule_alone(change, tp, rule, number):
@@ -126,6 +125,37 @@ def test_each_rule_alone(change, tp, rule, number):
     candidate = next(item for item in result.candidates if item.tp_size == tp)
     assert [violation.rule for violation in candidate.violations] == [rule]
     assert number in candidate.violations[0].text
+
+
+def test_an_intermediate_size_is_padded_where_the_heads_allow_the_size():
+    odd = msgspec.structs.replace(YI, intermediate_size=11010)
+    four = next(item for item in plan(odd).candidates if item.tp_size == 4)
+    assert (four.valid, four.padded[0].rule) == (True, "PAD-INNER")
+    assert "11010 is filled up with zeros to 11012" in four.padded[0].text
+    result = plan(msgspec.structs.replace(odd, num_heads=12))  # 2 divides it; 4 leaves an odd number of heads
+    assert {"R2", "R4"} == set(rules(result)[4])
+    assert not any(item.padded for item in result.candidates)
+
+
+def test_an_expert_is_padded_to_what_its_kernel_takes():
+    """From 128 columns on a multiple of 16; below, the slow path takes any number."""
+    experts = {EXPERT: 2880, SHARED: 1000}
+    size = Dimensions(24, 2880, 64, 8, 64, 0, 201088, experts)
+    assert padded_sizes(size) == {EXPERT, SHARED}
+    notes = {tp: [item.text for item in padding(size, tp)] for tp in (2, 8, 16)}
+    assert notes[2] == []
+    assert notes[8] == ["an expert's intermediate size 2880 is filled up with zeros to 2944"]  # 368 each
+    assert len(notes[16]) == 2
+    assert padded_sizes(Dimensions(24, 2048, 32, 4, 128, 0, 151936, {EXPERT: 768})) == set()
+
+
+def test_a_size_that_only_padding_allows_is_recommended_where_it_is_a_power_of_two():
+    size = msgspec.structs.replace(
+        YI, num_heads=40, num_kv_heads=40, intermediate_size=13824
+    )  # 5 and 10 need it
+    result = plan(size)
+    assert {5, 10} <= {item.tp_size for item in result.candidates if item.valid and item.padded}
+    assert result.recommended == 2
 
 
 def test_any_vocabulary_is_padded():

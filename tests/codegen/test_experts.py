@@ -202,14 +202,21 @@ def test_what_the_router_operator_expresses(changes, order):
 # --- loaders --------------------------------------------------------------------------------------------------
 
 
-def loaders(described):
+def loaders(described, pads=False):
     """The generated loaders by name."""
     from vllm_neuron.utils.weight_loader import SafetensorsWeightLoader
 
     arch = architecture(described)
-    text = render("boilerplate/expert_loaders.py.j2", arch=arch, own_loaders=moe_loaders(arch))
+    text = render(
+        "boilerplate/expert_loaders.py.j2",
+        arch=arch,
+        own_loaders=moe_loaders(arch),
+        pads_experts=pads,
+        pads_shared=pads,
+    )
     namespace = {
         "torch": torch, "Tensor": torch.Tensor, "Any": object, "SafetensorsWeightLoader": SafetensorsWeightLoader,
+        "nn": torch.nn,
     }  # fmt: skip
     exec(text, namespace)
     return namespace
@@ -249,6 +256,44 @@ def test_a_rank_gets_its_part_of_every_expert(storage, rank):
     assert torch.equal(loaded, torch.stack((GATE[:, :, part], UP[:, :, part]), dim=2))  # [E, H, 2, I/TP]
     assert loaded.is_contiguous()
     assert torch.equal(generated["expert_down_loader"](size, shards).load(down, rank), DOWN[:, part])
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+@pytest.mark.parametrize("storage", STORED)
+def test_zeros_fill_up_what_the_ranks_do_not_divide(storage, shards):
+    """The ranks together hold every column once, then zeros; at TP 4 the last rank holds nothing else."""
+    size = 4 if shards == 4 else 16 // shards  # 12 columns are stored
+    gate_up, down = ([Slice(tensor) for tensor in tensors] for tensors in STORED[storage])
+    described = moe(storage=storage, bias=storage in ("stacked", "interleaved"), up_offset=1.0)
+    generated = loaders(described, pads=True)
+    ranks, held = range(shards), size * shards
+    weight, inner = torch.zeros(E, H, 2, held), torch.zeros(E, held, H)
+    weight[..., :I], inner[:, :I] = torch.stack((GATE, UP), dim=2), DOWN
+    load = generated["expert_gate_up_loader"](size, shards).load
+    assert torch.equal(torch.cat([load(gate_up, rank) for rank in ranks], dim=3), weight)
+    load = generated["expert_down_loader"](size, shards).load
+    assert torch.equal(torch.cat([load(down, rank) for rank in ranks], dim=1), inner)
+    if described.bias:
+        interleaved = torch.stack((GATE_BIAS, UP_BIAS), dim=2).flatten(1)
+        stored = interleaved if storage == "interleaved" else torch.cat((GATE_BIAS, UP_BIAS), dim=1)
+        load = generated["expert_gate_up_bias_loader"](size, shards).load
+        bias = torch.cat([load([Slice(stored)], rank) for rank in ranks], dim=2)
+        torch.testing.assert_close(bias[:, :, :I], torch.stack((GATE_BIAS, UP_BIAS + 1.0), dim=1))
+        assert bias.isfinite().all()  # beyond, whatever: the down projection has zeros there
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_zeros_fill_up_the_shared_experts(shards):
+    shared = SharedExperts(
+        intermediate_size=13, activation="silu", gated=False, combine="sum", storage="concat"
+    )
+    load = loaders(moe(shared=shared), pads=True)["shared_gate_up_loader"]
+    stored, size = normal(26, H, seed=6), -(-13 // shards)
+    for part in (0, 1):
+        loaded = [load(size, shards, part).load([Slice(stored)], rank) for rank in range(shards)]
+        expected = torch.zeros(H, size * shards)
+        expected[:, :13] = stored[13 * part : 13 * part + 13].T
+        assert torch.equal(torch.cat(loaded, dim=1), expected)
 
 
 @pytest.mark.parametrize("offset", [None, 1.0])

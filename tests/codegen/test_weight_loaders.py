@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 from autoport.codegen.context import architecture_context
-from autoport.codegen.render import render_python
+from autoport.codegen.render import render
 from autoport.resources import simulator_dir
 from autoport.schema import Architecture, Attention, Mlp, Norm, QkNorm, Rope, Storage
 from plans import YI
@@ -27,11 +27,11 @@ def architecture(**changes) -> Architecture:
     return msgspec.structs.replace(YI, **({"attention": attention} | changes))
 
 
-def loaders(arch: Architecture) -> SimpleNamespace:
-    """The functions of the port's weight_loaders.py."""
-    context = architecture_context(arch) | {"per_head_keys": False}
+def loaders(arch: Architecture, **changes) -> SimpleNamespace:
+    """The functions of the port's weight_loaders.py; `changes` are of what the templates see."""
+    context = architecture_context(arch) | {"per_head_keys": False} | changes
     names = {"name": "x", "prefix": "X", "package": "vllm_neuron", "arch": arch}
-    text = render_python("boilerplate/weight_loaders.py.j2", **(context | names))
+    text = render("boilerplate/weight_loaders.py.j2", **(context | names))
     text = text.replace("from .config import XConfig", "XConfig = object")
     if str(simulator_dir()) not in sys.path:
         sys.path.insert(0, str(simulator_dir()))
@@ -76,31 +76,63 @@ def fused(layout: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("layout", ["concat", "groups"])
+def heads_of(rank: int, tp: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A rank's columns [HIDDEN, ...]: its query heads, and its KV heads, which ranks share at TP 4 (two of them)."""
+    size, count = q.shape[0] // tp, max(1, k.shape[0] // tp)
+    first = rank * k.shape[0] // tp
+    return torch.cat(
+        [*q[rank * size : (rank + 1) * size], *k[first : first + count], *v[first : first + count]]
+    ).T
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_gets_its_heads_of_a_fused_tensor(layout, transposed, rank):
-    arch = architecture(storage=Storage(qkv=layout, transposed=transposed))
-    loader = loaders(arch).qkv_weight_loader(CONFIG, 2)
-    stored = fused(layout, Q, K, V)
-    expected = torch.cat([*Q[4 * rank : 4 * rank + 4], K[rank], V[rank]]).T
-    assert torch.equal(loader.load([Stored(stored.T if transposed else stored)], rank), expected)
-    assert torch.equal(loader.load([Stored(stored[:, 0])], rank), expected[0])
+@pytest.mark.parametrize("layout", ["concat", "groups", "codegen"])
+def test_each_rank_gets_its_heads_of_a_fused_tensor(layout, transposed, tp):
+    k, v = (heads(HEADS, 1e4), heads(HEADS, 2e4)) if layout == "codegen" else (K, V)
+    config = SimpleNamespace(**(vars(CONFIG) | {"num_key_value_heads": k.shape[0]}))
+    loader = loaders(architecture(storage=Storage(qkv=layout, transposed=transposed))).qkv_weight_loader(
+        config, tp
+    )
+    stored = fused(layout, Q, k, v)
+    for rank in range(tp):
+        expected = heads_of(rank, tp, Q, k, v)
+        assert torch.equal(loader.load([Stored(stored.T if transposed else stored)], rank), expected)
+        assert torch.equal(loader.load([Stored(stored[:, 0])], rank), expected[0])  # the bias
 
 
-@pytest.mark.parametrize("rank", range(4))
-def test_kv_heads_are_copied_to_the_ranks_that_share_them(rank):
-    loader = loaders(architecture(storage=Storage(qkv="groups"))).qkv_weight_loader(CONFIG, 4)
-    expected = torch.cat([*Q[2 * rank : 2 * rank + 2], K[rank // 2], V[rank // 2]]).T
-    assert torch.equal(loader.load([fused("groups", Q, K, V)], rank), expected)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_each_rank_gets_its_heads_of_three_tensors(transposed, tp):
+    """Of a Conv1D, or where q and k are reordered; the reordering is undone before the comparison."""
+    rope = None if transposed else Rope("default", 10000.0, pairing="interleaved")
+    module = loaders(architecture(storage=Storage(transposed=transposed), rope=rope))
+    loader = module.qkv_weight_loader(CONFIG, tp)
+    stored = [part.flatten(0, 1) for part in (Q, K, V)]
+    order = list(range(SIZE)) if transposed else module.head_order(CONFIG)
+    for rank in range(tp):
+        expected = heads_of(rank, tp, Q[:, order], K[:, order], V)
+        tensors = [Stored(part.T if transposed else part) for part in stored]
+        assert torch.equal(loader.load(tensors, rank), expected)
+        assert torch.equal(loader.load([Stored(part[:, 0]) for part in stored], rank), expected[0])
 
 
-def test_four_blocks_of_q_v_k():
-    k, v = heads(HEADS, 1e4), heads(HEADS, 2e4)
-    config = SimpleNamespace(**(vars(CONFIG) | {"num_key_value_heads": HEADS}))
-    loader = loaders(architecture(storage=Storage(qkv="codegen"))).qkv_weight_loader(config, 2)
-    expected = torch.cat([*Q[4:], *k[4:], *v[4:]]).T
-    assert torch.equal(loader.load([fused("codegen", Q, k, v)], 1), expected)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_biases_of_three_tensors_are_fused_by_head(tp):
+    q, k, v = (part[:, :, 0].flatten() for part in (Q, K, V))
+    kv_size = max(1, KV_HEADS // tp) * SIZE
+    loader = loaders(architecture()).fused_qkv_bias_loader(
+        HEADS // tp * SIZE, kv_size, tp, max(1, tp // KV_HEADS)
+    )
+    for rank in range(tp):
+        assert torch.equal(loader.load([q, k, v], rank), heads_of(rank, tp, Q, K, V)[0])
+
+
+def test_the_layout_of_another_class_gives_other_heads():
+    loader = loaders(architecture(storage=Storage(qkv="concat"))).qkv_weight_loader(CONFIG, 2)
+    loaded = loader.load([fused("groups", Q, K, V)], 1)
+    assert loaded.shape == heads_of(1, 2, Q, K, V).shape
+    assert not torch.equal(loaded, heads_of(1, 2, Q, K, V))
 
 
 def rotate_as_stored(x: torch.Tensor, pairing: str, rotary_dim: int, angle: float) -> torch.Tensor:
@@ -154,20 +186,43 @@ def test_a_norm_of_the_heads_is_reordered_and_one_is_added():
     assert loaded.dtype == torch.float32
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_norm_over_all_heads_is_split_by_head(rank):
-    qk_norm = QkNorm(Norm("rms", 1e-6), width="full")
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("count", [HEADS, KV_HEADS])
+@pytest.mark.parametrize("stored", ["one vector", "rows", "keys"])
+def test_a_norm_with_a_vector_for_each_head_is_split_by_head(stored, count, tp):
+    """Norms of k, too, whose heads ranks share at TP 4."""
+    qk_norm = QkNorm(Norm("rms", 1e-6), width="full" if stored == "one vector" else "each_head")
     attention = Attention(HEADS, KV_HEADS, SIZE, qkv_bias=False, qk_norm=qk_norm)
-    loader = loaders(architecture(attention=attention)).heads_norm_loader(CONFIG, 2, HEADS)
-    vector = torch.arange(HEADS * SIZE, dtype=torch.float32)
-    assert torch.equal(loader.load([vector], rank), vector.view(HEADS, SIZE)[4 * rank : 4 * rank + 4])
+    module = loaders(architecture(attention=attention), per_head_keys=stored == "keys")
+    loader = module.heads_norm_loader(CONFIG, tp, count)
+    rows = torch.arange(count * SIZE, dtype=torch.float32).view(count, SIZE)
+    slices = {"one vector": [Stored(rows.flatten())], "rows": [Stored(rows)], "keys": [*map(Stored, rows)]}
+    for rank in range(tp):
+        first = rank * count // tp
+        expected = rows[first : first + max(1, count // tp)]
+        assert torch.equal(loader.load(slices[stored], rank), expected)
 
 
-def test_gate_and_up_are_cut_out_of_one_tensor():
-    module = loaders(architecture(storage=Storage(gate_up="concat"), mlp=Mlp("gated", "silu", 12)))
-    stored = torch.arange(24 * HIDDEN, dtype=torch.float32).view(24, HIDDEN)
-    assert torch.equal(module.gate_up_loader(CONFIG, 2, part=0).load([stored], 1), stored[6:12].T)
-    assert torch.equal(module.gate_up_loader(CONFIG, 2, part=1).load([stored], 1), stored[18:24].T)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("inner", [12, 13, 9])
+def test_gate_and_up_are_cut_out_of_one_tensor(inner, tp):
+    """Sizes that four ranks divide, and that they do not: zeros then fill the last ranks up, of biases too."""
+    module = loaders(architecture(storage=Storage(gate_up="concat"), mlp=Mlp("gated", "silu", inner)))
+    stored = 1 + torch.arange(2 * inner * HIDDEN, dtype=torch.float32).view(2 * inner, HIDDEN)
+    shard = -(-inner // tp)
+    for part in (0, 1):
+        loader = module.gate_up_loader(SimpleNamespace(intermediate_size=inner), tp, part=part)
+        whole = torch.cat([loader.load([Stored(stored)], rank) for rank in range(tp)], dim=1)
+        biases = torch.cat([loader.load([Stored(stored[:, 0])], rank) for rank in range(tp)])
+        expected = torch.zeros(HIDDEN, shard * tp)
+        expected[:, :inner] = stored[part * inner : (part + 1) * inner].T
+        assert torch.equal(whole, expected)
+        assert torch.equal(biases, expected[0])
+
+
+def test_a_tensor_without_dimensions_is_read():
+    module = loaders(architecture(mlp=Mlp("plain", "xielu", 12)))
+    assert module.scalar_loader().load([Stored(torch.tensor(0.5))], 3).shape == ()
 
 
 def test_one_plus_w_is_computed_in_the_given_dtype():

@@ -146,9 +146,15 @@ def test_all_bands_of_the_scaling_are_used_and_prompts_exceed_the_context():
     assert ((ratio > 1.2) & (ratio < 25)).any()
 
 
-@pytest.mark.parametrize(("vocab", "expected"), [(50257, 513), (32002, 514), (128256, 512), (300, 300)])
-def test_vocabulary_keeps_its_divisibility(vocab, expected):
+@pytest.mark.parametrize(("vocab", "expected"), [(50257, 513), (32002, 513), (128256, 512), (300, 300)])
+def test_vocabulary_is_odd_where_the_port_pads_it(vocab, expected):
     assert shrunk(real_config("yi-6b") | {"vocab_size": vocab})["vocab_size"] == expected
+
+
+@pytest.mark.parametrize(("inner", "expected"), [(11008, 768), (11010, 769), (11016, 769)])
+def test_an_mlp_that_is_padded_at_some_tp_size_is_odd(inner, expected):
+    """32 heads allow TP 16, which does not divide 11016; the proof then pads at TP 2."""
+    assert shrunk(real_config("yi-6b") | {"intermediate_size": inner})["intermediate_size"] == expected
 
 
 def test_token_ids_move_into_the_vocabulary_and_stay_distinct():

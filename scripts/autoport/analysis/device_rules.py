@@ -7,7 +7,7 @@ kernels that work on two physical cores. Attention of a hidden size that they re
 from collections.abc import Iterator
 
 from autoport.analysis.attention import PARTITIONS
-from autoport.analysis.dimensions import Dimensions
+from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
 from autoport.schema import Violation
 
 LARGEST_QKV_COLUMNS = 4096
@@ -16,7 +16,7 @@ LARGEST_MLP_COLUMNS = 4096  # 8 tiles of 512 columns
 
 def device_violations(size: Dimensions, tp: int) -> Iterator[Violation]:
     """Sizes with which a fused operator raises an error on the device."""
-    inner = size.expert_sizes.get("an expert's intermediate size", 0)
+    inner = size.expert_sizes.get(EXPERT, 0)
     if inner and inner % tp == 0 and inner // tp >= PARTITIONS and inner // tp % 16:
         text = (
             f"an expert's intermediate size {inner} / {tp} = {inner // tp} is not a multiple of 16 (moe_cte)"
@@ -48,7 +48,7 @@ def slow_paths(size: Dimensions, tp: int) -> Iterator[Violation]:
         text = f"{columns} columns of q, k and v per rank, above hidden_size {hidden}: qkv_proj takes a slow path"
         yield Violation("PERF-QKV", text)
     yield from _wide_mlps(size, tp)
-    inner = size.expert_sizes.get("an expert's intermediate size", 0)
+    inner = size.expert_sizes.get(EXPERT, 0)
     if inner and inner // tp % PARTITIONS:
         text = f"{inner // tp} of an expert's intermediate size per rank is not a multiple of {PARTITIONS}"
         yield Violation("PERF-EXPERTS", text)
@@ -56,10 +56,9 @@ def slow_paths(size: Dimensions, tp: int) -> Iterator[Violation]:
 
 def _wide_mlps(size: Dimensions, tp: int) -> Iterator[Violation]:
     """MLPs of more columns per rank than the prefill kernel holds; an odd hidden size is slow already."""
-    shared = "the shared experts' intermediate size"
     for name, inner in (
         ("intermediate_size", size.intermediate_size),
-        (shared, size.expert_sizes.get(shared, 0)),
+        (SHARED, size.expert_sizes.get(SHARED, 0)),
     ):
         if size.hidden_size % PARTITIONS == 0 and inner // tp > LARGEST_MLP_COLUMNS:
             columns = f"{inner // tp} columns of {name} per rank, above {LARGEST_MLP_COLUMNS}"

@@ -5,6 +5,8 @@ import msgspec
 from autoport.analysis.moe import has_dense_layers
 from autoport.schema import Architecture, Facts
 
+EXPERT, SHARED = "an expert's intermediate size", "the shared experts' intermediate size"
+
 
 class Dimensions(msgspec.Struct, frozen=True):
     """The sizes that the rules are about.
@@ -34,12 +36,12 @@ class Dimensions(msgspec.Struct, frozen=True):
         value = {name: fact.value for name, fact in facts.fields.items()}
         sizes = {}
         if "num_experts" in value:
-            sizes["an expert's intermediate size"] = value["moe_intermediate_size"]
+            sizes[EXPERT] = value["moe_intermediate_size"]
         shared = value.get("shared_intermediate_size") or value.get("num_shared_experts", 0) * value.get(
             "moe_intermediate_size", 0
         )
         if shared:
-            sizes["the shared experts' intermediate size"] = shared
+            sizes[SHARED] = shared
         all_sparse = "num_experts" in value and all(value.get("layer_moe", []))
         latent = value["kv_lora_rank"] + value["qk_rope_head_dim"] if "kv_lora_rank" in value else 0
         return cls(
@@ -75,7 +77,7 @@ def expert_sizes(architecture: Architecture) -> dict[str, int]:
     moe = architecture.moe
     if moe is None:
         return {}
-    sizes = {"an expert's intermediate size": moe.intermediate_size}
+    sizes = {EXPERT: moe.intermediate_size}
     if moe.shared:
-        sizes["the shared experts' intermediate size"] = moe.shared.intermediate_size
+        sizes[SHARED] = moe.shared.intermediate_size
     return sizes

@@ -38,12 +38,9 @@ def memory_rows(plan: TpPlan, tp: int) -> list[tuple[str, str, str]]:
         ),
         ("total", size_text(total), f"of {size_text(plan.bytes_per_core)} per logical core{hardware}"),
     ]
-    broken = {violation.rule for violation in candidate.violations}
     if candidate.padded_vocab_size != plan.candidates[0].padded_vocab_size:  # the first one is TP 1
         rows.append(("padding", "", f"vocabulary to {candidate.padded_vocab_size}, with rows of zeros"))
-    if "R4" in broken and candidate.padded_intermediate_size:
-        text = f"intermediate_size to {candidate.padded_intermediate_size} would divide; not generated"
-        rows.append(("padding", "", text))
+    rows += [("padding", "", item.text) for item in candidate.padded]
     rows += [(violation.rule, "broken", violation.text) for violation in candidate.violations]
     return rows + [(slow.rule, "slow", slow.text) for slow in candidate.slow_paths]
 

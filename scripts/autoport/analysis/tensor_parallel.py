@@ -1,11 +1,12 @@
 """Tensor-parallel sizes: five divisibility rules, the memory of a rank, and a recommendation."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autoport.analysis.device_rules import device_violations, slow_paths
-from autoport.analysis.dimensions import Dimensions
+from autoport.analysis.dimensions import EXPERT, Dimensions
 from autoport.analysis.instances import Instance, find_instance
+from autoport.analysis.padding import candidate_sizes, padded_sizes, padding
 from autoport.errors import refuse
 from autoport.schema import (
     Architecture,
@@ -82,8 +83,12 @@ def total_bytes(parts: Mapping[str, WeightBytes]) -> WeightBytes:
     return sum(parts.values(), WeightBytes())
 
 
-def check_rules(size: Dimensions, tp: int) -> list[Violation]:
-    """Return the rules R1 to R4 that `tp` breaks, with the numbers."""
+def check_rules(size: Dimensions, tp: int, padded: Collection[str] = ()) -> list[Violation]:
+    """Return the rules R1 to R4 that `tp` breaks, with the numbers.
+
+    Args:
+        padded: Names of the sizes that are filled up to a multiple.
+    """
     heads, kv = size.num_heads, size.num_kv_heads
     broken = []
     if heads % tp:
@@ -94,18 +99,9 @@ def check_rules(size: Dimensions, tp: int) -> list[Violation]:
     if kv % tp and tp % kv:
         broken.append(Violation("R3", f"{kv} KV heads neither divide nor are divided by {tp}"))
     for name, inner in {"intermediate_size": size.intermediate_size, **size.expert_sizes}.items():
-        if inner % tp:
-            padded = -(-inner // tp) * tp
-            text = f"{name} {inner} is not a multiple of {tp}; padding it to {padded} would do, "
-            broken.append(Violation("R4", f"{text}but padding is not generated"))
+        if inner % tp and name not in padded:
+            broken.append(Violation("R4", f"{name} {inner} is not a multiple of {tp}"))
     return broken
-
-
-def candidate_sizes(num_heads: int, cores: int = 64) -> list[int]:
-    """Powers of two and divisors of the head count, up to the logical cores of an instance."""
-    divisors = (size for size in range(1, cores + 1) if num_heads % size == 0)
-    powers = (2**exponent for exponent in range(cores.bit_length()) if 2**exponent <= cores)
-    return sorted({*powers, *divisors})
 
 
 def plan_tensor_parallel(
@@ -117,6 +113,8 @@ def plan_tensor_parallel(
     instance: Instance | None = None,
 ) -> TpPlan:
     """Check every candidate size and recommend the smallest valid one of two or more (else 1).
+
+    A size that needs padding is recommended only where it is a power of two.
 
     The KV cache of a rank is ``layers * 2 * KV heads per rank * head_dim * tokens * 2 bytes``; of latent attention
     ``layers * (kv_lora_rank + qk_rope_head_dim) * tokens * 2 bytes`` on every rank. A size fits when the weights stay
@@ -134,11 +132,13 @@ def plan_tensor_parallel(
     bytes_per_kv_head = size.num_layers * 2 * size.head_dim * tokens * KV_BYTES_PER_ELEMENT
     candidates = []
     weights = total_bytes(parts)
+    padded = padded_sizes(size)
     latent_bytes = size.num_layers * size.latent_kv * tokens * KV_BYTES_PER_ELEMENT
     for tp in candidate_sizes(size.num_heads, instance.cores):
-        broken = check_rules(size, tp)
+        broken = check_rules(size, tp, padded)
         divides = not any(violation.rule in ("R1", "R3") for violation in broken)
-        broken += device_violations(size, tp) if divides else []
+        if divides and EXPERT not in padded:
+            broken += device_violations(size, tp)
         kv_heads = max(1, size.num_kv_heads // tp)
         bytes_per_rank = weights.per_rank(tp, size.num_kv_heads)
         violations = [violation for violation in broken if violation.rule not in relaxed_rules]
@@ -160,14 +160,15 @@ def plan_tensor_parallel(
                 embedding_bytes_per_rank=-(-weights.embeddings // tp),
                 reserve_bytes=instance.reserve_bytes,
                 padded_vocab_size=-(-size.vocab_size // tp) * tp,
-                padded_intermediate_size=-(-size.intermediate_size // tp) * tp,
+                padded=padding(size, tp),
                 slow_paths=[*slow_paths(size, tp)] if divides else [],
             )
         )
     valid = [candidate.tp_size for candidate in candidates if candidate.valid]
+    usual = [item.tp_size for item in candidates if item.valid and _is_usual(item)]
     return TpPlan(
         candidates=candidates,
-        recommended=min((tp for tp in valid if tp >= 2), default=1 if 1 in valid else None),
+        recommended=min((tp for tp in usual if tp >= 2), default=1 if 1 in valid else None),
         context_length=context_length,
         batch_size=batch_size,
         weight_limit_bytes=instance.weight_limit_bytes,
@@ -182,6 +183,10 @@ def plan_tensor_parallel(
         reserve_assumed=instance.reserve_assumed,
         assumptions=[*instance.assumptions],
     )
+
+
+def _is_usual(candidate: TpCandidate) -> bool:
+    return not candidate.padded or candidate.tp_size.bit_count() == 1
 
 
 def memory_violations(weights: int, cache: int, instance: Instance) -> list[Violation]:
@@ -249,6 +254,7 @@ def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
         reasons = [f"{item.rule}: {item.text}" for item in candidate.violations]
         reasons += [f"{item.rule} relaxed: {item.text}" for item in candidate.relaxed]
         if candidate.valid:
+            reasons += [f"{item.rule}: {item.text}" for item in candidate.padded]
             reasons += [f"slow: {item.rule}: {item.text}" for item in candidate.slow_paths]
         if all(violation.rule == "MEM" for violation in candidate.violations):
             kv = str(candidate.kv_heads_per_rank)

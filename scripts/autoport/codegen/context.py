@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
 from autoport.analysis.families.family import NORM_NAMES
+from autoport.analysis.padding import padded_sizes
 from autoport.analysis.weight_map import reorders_heads
 from autoport.codegen.moe import FLOAT_FIELDS as EXPERT_FLOAT_FIELDS
 from autoport.codegen.moe import moe_context, moe_loaders
@@ -22,9 +24,6 @@ ACTIVATION_NAMES = {
     "relu2": ("relu2",),
     "xielu": ("xielu",),
 }
-
-# Vocabularies that are a multiple of this divide by all usual numbers of ranks; others are padded.
-WHOLE_VOCABULARY = 64
 
 FIELD_TYPES = {
     "rope_parameters": "dict[str, Any]",
@@ -84,7 +83,7 @@ def architecture_context(architecture: Architecture) -> dict[str, Any]:
             "rotary_dim" if architecture.rope and architecture.rope.rotary_dim else "head_dim"
         ),
         "rope_kinds": list(dict.fromkeys(rope.kind for rope in ropes)),
-        "pads_vocabulary": pads_vocabulary(architecture),
+        **padding_context(architecture),
         "rope_label": labels[0] if labels else None,
         "kernel_activations": KERNEL_ACTIVATIONS,
         "config_fields": config_fields(architecture, norm_eps_field),
@@ -128,14 +127,26 @@ def own_loaders(architecture: Architecture) -> list[str]:
 
 def sharded_sizes(architecture: Architecture) -> list[str]:
     """Config fields that the ranks divide evenly."""
-    names = ["num_attention_heads", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size"]
-    names += [] if pads_vocabulary(architecture) else ["vocab_size"]
+    padded = padded_sizes(Dimensions.from_architecture(architecture))
+    fields = {
+        "intermediate_size": "intermediate_size",
+        EXPERT: "moe_intermediate_size",
+        SHARED: "shared_intermediate_size",
+        "vocab_size": "vocab_size",
+    }
+    names = ["num_attention_heads", *(field for name, field in fields.items() if name not in padded)]
     return [name for name in names if name in architecture.readings]
 
 
-def pads_vocabulary(architecture: Architecture) -> bool:
-    """Whether the head pads the vocabulary to a multiple of the ranks."""
-    return architecture.vocab_size % WHOLE_VOCABULARY != 0
+def padding_context(architecture: Architecture) -> dict[str, bool]:
+    """Which sizes the ranks fill up with zeros."""
+    padded = padded_sizes(Dimensions.from_architecture(architecture))
+    return {
+        "pads_intermediate": "intermediate_size" in padded,
+        "pads_experts": EXPERT in padded,
+        "pads_shared": SHARED in padded,
+        "pads_vocabulary": "vocab_size" in padded,
+    }
 
 
 def config_fields(architecture: Architecture, norm_eps_field: str) -> list[tuple[str, Checked, str | None]]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
+from autoport.analysis.padding import padded_sizes
 from autoport.errors import refuse
 from autoport.schema import Facts
 from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SINGLE_SHOT_MODEL_LEN, SPLIT
@@ -24,6 +26,13 @@ WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest on
 
 # Config keys of sizes that a config leaves to its class, so that no key says where they go.
 SIZED_AS_HIDDEN = ("word_embed_proj_dim",)
+# Facts of the sizes that a port may pad.
+SIZE_FACTS = {
+    "intermediate_size": "intermediate_size",
+    EXPERT: "moe_intermediate_size",
+    SHARED: "shared_intermediate_size",
+    "vocab_size": "vocab_size",
+}
 STANDARD_KEYS = {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
 
 
@@ -32,8 +41,8 @@ def shrink(facts: Facts) -> dict[str, Any]:
 
     Kept: the ratio of query to KV heads, which of TP 1, 2 and 4 are valid (and whether they shard or
     replicate KV heads), whether head_dim is given or derived and how heads * head_dim compares to
-    hidden_size, divisibility of the vocabulary and the MLP by the TP sizes, every kind of layer, a window
-    that prompts exceed, and every band of the RoPE scaling.
+    hidden_size, divisibility of the vocabulary and the MLP by the TP sizes (odd where the port pads them),
+    every kind of layer, a window that prompts exceed, and every band of the RoPE scaling.
 
     Raises:
         Refusal: TWIN-SHRINK when no small config keeps the structure.
@@ -42,11 +51,17 @@ def shrink(facts: Facts) -> dict[str, Any]:
     heads, kv_heads = _shrink_heads(value["num_heads"], value["num_kv_heads"])
     head_dim, hidden, original_context = _shrink_widths(value, heads)
     num_layers = _shrink_layers(facts.config, value)
+    padded = {SIZE_FACTS[name] for name in padded_sizes(Dimensions.from_facts(facts))}
+
+    def divisible_as(name: str, start: int) -> int:
+        """Smallest size from `start` on that TP sizes divide as the real one; an odd one where the port pads."""
+        return _next_divisible_as(1 if name in padded else value[name], start)
+
     vocab, intermediate = value["vocab_size"], value["intermediate_size"]
-    small_vocab = min(vocab, _next_divisible_as(vocab, MIN_VOCAB))
+    small_vocab = min(vocab, divisible_as("vocab_size", MIN_VOCAB))
     sizes = {
         "hidden_size": hidden,
-        "intermediate_size": min(intermediate, _next_divisible_as(intermediate, hidden + hidden // 2)),
+        "intermediate_size": min(intermediate, divisible_as("intermediate_size", hidden + hidden // 2)),
         "num_layers": num_layers,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
@@ -55,7 +70,7 @@ def shrink(facts: Facts) -> dict[str, Any]:
         "max_position_embeddings": SEGMENTED_MODEL_LEN,
         "dtype": "bfloat16",
     }
-    sizes |= expert_sizes(value, _next_divisible_as)
+    sizes |= expert_sizes(value, divisible_as)
     if value.get("sliding_window") is not None:
         sizes["sliding_window"] = min(value["sliding_window"], WINDOW)
     twin = copy.deepcopy(facts.config)

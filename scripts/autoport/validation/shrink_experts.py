@@ -10,7 +10,7 @@ MAX_SHARED = 2
 EXPERT_SIZE = 64
 
 
-def expert_sizes(value: Mapping[str, Any], divisible_as: Callable[[int, int], int]) -> dict[str, int]:
+def expert_sizes(value: Mapping[str, Any], divisible_as: Callable[[str, int], int]) -> dict[str, int]:
     """Small sizes by the name of the fact, for a model with experts; empty for a dense one.
 
     Groups stay at least two experts large (a group's score is the sum of two), some of them are left out where
@@ -18,7 +18,7 @@ def expert_sizes(value: Mapping[str, Any], divisible_as: Callable[[int, int], in
 
     Args:
         value: Values of the facts.
-        divisible_as: ``(real, start)`` -> smallest number from `start` on that TP sizes divide as they do `real`.
+        divisible_as: ``(fact, start)`` -> smallest size from `start` on that TP sizes divide as they do the fact's.
     """
     if "num_experts" not in value:
         return {}
@@ -33,7 +33,7 @@ def expert_sizes(value: Mapping[str, Any], divisible_as: Callable[[int, int], in
         sizes["topk_group"] = small_groups if top_groups == groups else max(1, small_groups // 2)
     for name in ("moe_intermediate_size", "shared_intermediate_size"):
         if value.get(name):
-            sizes[name] = min(value[name], divisible_as(value[name], EXPERT_SIZE))
+            sizes[name] = min(value[name], divisible_as(name, EXPERT_SIZE))
     if value.get("num_shared_experts"):
         sizes["num_shared_experts"] = min(value["num_shared_experts"], MAX_SHARED)
     return sizes

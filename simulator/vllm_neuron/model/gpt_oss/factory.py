@@ -90,11 +90,7 @@ class GptOssForCausalLM(nn.Module):
         ]
 
         tp_size = get_tp_group().world_size
-        sizes = {
-            "num_attention_heads": hf_config.num_attention_heads,
-            "moe_intermediate_size": hf_config.intermediate_size,
-            "vocab_size": hf_config.vocab_size,
-        }
+        sizes = {"num_attention_heads": hf_config.num_attention_heads, "vocab_size": hf_config.vocab_size}
         for field, size in sizes.items():
             if size % tp_size:
                 problems.append(f"tensor_parallel_size {tp_size} (possible: divisors of {field} {size})")

@@ -297,8 +297,8 @@ class GptOssMoE(nn.Module):
         tp_size = self.tp_group.world_size
         hidden_size, dtype = config.hidden_size, config.torch_dtype
         self.num_experts, self.top_k = config.num_experts, config.num_experts_per_tok
-        assert config.moe_intermediate_size % tp_size == 0, f"I {config.moe_intermediate_size}, TP {tp_size}"
-        shard_size = config.moe_intermediate_size // tp_size
+        # <-- MODEL-SPECIFIC: columns of zeros fill an expert up to a multiple of 16 on each rank, as NF.moe_cte asks
+        shard_size = -(-config.moe_intermediate_size // (16 * tp_size)) * 16
 
         # float32: rounding must not decide which experts a token gets
         self.router_weight = nn.Parameter(torch.empty(self.num_experts, hidden_size, dtype=torch.float32))

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vllm_neuron.utils.weight_loader import SafetensorsWeightLoader
 
@@ -32,7 +32,8 @@ def expert_gate_up_loader(size: int, num_shards: int) -> SafetensorsWeightLoader
     def transform(slices: list[Any], rank: int) -> Tensor:
         start = rank % num_shards * size
         pairs = slices[0][:, :, 2 * start : 2 * (start + size)]  # [E, H, 2*size]
-        return pairs.unflatten(2, (size, 2)).transpose(2, 3)
+        weight = torch.stack((pairs[:, :, ::2], pairs[:, :, 1::2]), dim=2)
+        return nn.functional.pad(weight, (0, size - weight.shape[3]))
 
     return SafetensorsWeightLoader(transform)
 
@@ -45,7 +46,8 @@ def expert_down_loader(size: int, num_shards: int) -> SafetensorsWeightLoader:
 
     def transform(slices: list[Any], rank: int) -> Tensor:
         start = rank % num_shards * size
-        return slices[0][:, start : start + size]
+        weight = slices[0][:, start : start + size]
+        return nn.functional.pad(weight, (0, 0, 0, size - weight.shape[1]))
 
     return SafetensorsWeightLoader(transform)
 
@@ -58,7 +60,9 @@ def expert_gate_up_bias_loader(size: int, num_shards: int) -> SafetensorsWeightL
 
     def transform(slices: list[Any], rank: int) -> Tensor:
         start = rank % num_shards * size
-        bias = slices[0][:, 2 * start : 2 * (start + size)].unflatten(1, (size, 2)).transpose(1, 2)
+        pairs = slices[0][:, 2 * start : 2 * (start + size)]  # [E, 2*size]
+        bias = torch.stack((pairs[:, ::2], pairs[:, 1::2]), dim=1)
+        bias = nn.functional.pad(bias, (0, size - bias.shape[2]))
         return bias.float() + torch.tensor([[0.0], [1.0]])
 
     return SafetensorsWeightLoader(transform)

@@ -1,0 +1,60 @@
+"""Which sizes are filled up with zeros, so that the ranks hold equal parts.
+
+A column of zeros in the gate and up projections, and in their biases, meets a row of zeros in the down projection:
+whatever the activation makes of it adds exactly nothing. The vocabulary is filled up with rows of zeros, which are
+never sampled.
+"""
+
+from autoport.analysis.attention import PARTITIONS
+from autoport.analysis.dimensions import EXPERT, Dimensions
+from autoport.schema import Violation
+
+EXPERT_MULTIPLE = 16  # of an expert's columns on a rank, from 128 on: moe_cte raises an error otherwise
+
+
+def candidate_sizes(num_heads: int, cores: int = 64) -> list[int]:
+    """Powers of two and divisors of the head count, up to the logical cores of an instance."""
+    divisors = (size for size in range(1, cores + 1) if num_heads % size == 0)
+    powers = (2**exponent for exponent in range(cores.bit_length()) if 2**exponent <= cores)
+    return sorted({*powers, *divisors})
+
+
+def padded_sizes(size: Dimensions) -> set[str]:
+    """Names of the sizes that do not fit one of the TP sizes that the heads allow; the port pads these."""
+    allowed = _allowed_by_heads(size)
+    return {name for name, real in _sizes(size).items() if not all(_fits(name, real, tp) for tp in allowed)}
+
+
+def padding(size: Dimensions, tp: int) -> list[Violation]:
+    """What the port fills up at `tp`, for the table of sizes (the vocabulary has a column of its own)."""
+    notes = []
+    for name in sorted(padded_sizes(size) - {"vocab_size"}):
+        real, shard = _sizes(size)[name], padded_shard(name, _sizes(size)[name], tp)
+        if shard * tp != real:
+            notes.append(Violation("PAD-INNER", f"{name} {real} is filled up with zeros to {shard * tp}"))
+    return notes
+
+
+def padded_shard(name: str, real: int, tp: int) -> int:
+    """What a rank holds of a size that is padded."""
+    multiple = EXPERT_MULTIPLE if name == EXPERT else 1
+    return -(-real // (multiple * tp)) * multiple
+
+
+def _allowed_by_heads(size: Dimensions) -> list[int]:
+    heads, kv = size.num_heads, size.num_kv_heads
+    even = (tp for tp in candidate_sizes(heads) if heads % (2 * tp) == 0 and (kv % tp == 0 or tp % kv == 0))
+    return [1, *(tp for tp in even if tp > 1)]
+
+
+def _fits(name: str, real: int, tp: int) -> bool:
+    shard, rest = divmod(real, tp)
+    return not rest and (name != EXPERT or shard < PARTITIONS or shard % EXPERT_MULTIPLE == 0)
+
+
+def _sizes(size: Dimensions) -> dict[str, int]:
+    return {
+        "intermediate_size": size.intermediate_size,
+        **size.expert_sizes,
+        "vocab_size": size.vocab_size,
+    }
