@@ -813,6 +813,7 @@ class Proof(msgspec.Struct, frozen=True):
         seed: Seed of the weights and of the prompts.
         not_run: Why a TP size that one would expect was not run.
         versions: Versions of torch, transformers and vLLM.
+        too_short: Windows and lengths of the twin that no prompt exceeds; the proof is then not green.
     """
 
     passed: bool
@@ -825,3 +826,4 @@ class Proof(msgspec.Struct, frozen=True):
     runs: list[ProofRun]
     not_run: dict[int, str]
     versions: dict[str, str]
+    too_short: list[str] = []

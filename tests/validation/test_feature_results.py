@@ -1,8 +1,9 @@
 """What the proof reports into the README's feature table."""
 
+import msgspec
 from autoport.schema import HardwareRecord, PhaseProof, Proof, ProofRun
 from autoport.validation.scenario import DECODE, PREFILL, SAMPLING, SEGMENTED
-from autoport.validation.step import feature_results, slow_notes
+from autoport.validation.step import feature_results, slow_notes, summarise
 
 PHASES = (PREFILL, SEGMENTED, DECODE, SAMPLING)
 
@@ -38,6 +39,12 @@ def test_a_red_phase_costs_its_own_feature_only():
 
 def test_what_is_red_in_no_phase_is_red_everywhere():
     assert passed(feature_results(proof(run_failure="device rule broken"))) == set()
+
+
+def test_prompts_that_are_too_short_show_no_feature():
+    short = msgspec.structs.replace(proof(), passed=False, too_short=["no prompt exceeds the window"])
+    assert passed(feature_results(short)) == set()
+    assert summarise(short) == "not a proof: no prompt exceeds the window"
 
 
 def test_tp_1_says_nothing_of_tensor_parallelism():

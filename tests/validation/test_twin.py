@@ -12,6 +12,7 @@ from autoport.research.config import read_facts
 from autoport.research.source import open_source
 from autoport.validation import reference, scenario
 from autoport.validation.metrics import relative_errors
+from autoport.validation.reach import beyond_reach
 from autoport.validation.shrink import shrink
 from autoport.validation.twin import build
 from checkpoints import real_config
@@ -37,6 +38,23 @@ def valid_tp_sizes(config: dict) -> list[int]:
         and config["intermediate_size"] % tp == 0
         and config["vocab_size"] % tp == 0
     ]
+
+
+def facts_of(**config):
+    """Facts of a config that is as the twin has it, but for what is given."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(shrunk(real_config("llama-3.2-1b")) | config))
+        return read_facts(open_source(str(path)))
+
+
+def test_the_prompts_reach_beyond_windows_and_original_lengths():
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    llama3 = real_config("llama-3.2-1b")["rope_scaling"]
+    assert beyond_reach(facts_of()) == []
+    assert beyond_reach(facts_of(**mistral, rope_scaling=None, sliding_window=64)) == []
+    assert "the window of 160" in beyond_reach(facts_of(**mistral, rope_scaling=None, sliding_window=160))[0]
+    assert "length of 8192" in beyond_reach(facts_of(rope_scaling=llama3))[0]
 
 
 # --- shrink -------------------------------------------------------------------------------------------------

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autoport.codegen.gaps import MARK
+from autoport.research.config import read_facts
+from autoport.research.source import open_source
 from autoport.schema import Facts, PhaseProof, Proof, ProofRun, SectionError
 from autoport.validation import divergence, metrics, ranks, reference
+from autoport.validation.reach import beyond_reach
 from autoport.validation.scenario import PHASES, SAMPLING, SEQUENCES, SPANS, draw_sequences
 from autoport.validation.shrink import shrink
 from autoport.validation.simulated import DTYPES, Dtype, SimulatedRun, Subject, run_scenario
@@ -54,6 +57,7 @@ class Prepared(NamedTuple):
         sections: Whether a red run looks for the first section that differs.
         trimmed: Share of the positions that R leaves out, see `metrics.r_ratio`.
         more: Builds twins with other weights and prompts, to estimate R from.
+        too_short: What the prompts are too short for; a proof is not green with any.
     """
 
     config: dict[str, Any]
@@ -63,6 +67,7 @@ class Prepared(NamedTuple):
     sections: bool = True
     trimmed: float = 0.0
     more: Callable[[], list[Twin]] = list
+    too_short: Sequence[str] = ()
 
 
 def prepare(facts: Facts, state_dir: Path) -> Prepared:
@@ -86,7 +91,9 @@ def prepare(facts: Facts, state_dir: Path) -> Prepared:
         return [twin(f"twin-{seed}", seed) for seed in range(SEED + 1, SEED + 1 + MORE_TWINS)]
 
     trimmed = TRIMMED_WITH_EXPERTS if "num_experts" in facts.fields else 0.0
-    return Prepared(config, *twin("twin", SEED), trimmed=trimmed, more=more)
+    first = twin("twin", SEED)
+    too_short = beyond_reach(read_facts(open_source(str(first.checkpoint))))
+    return Prepared(config, *first, trimmed=trimmed, more=more, too_short=too_short)
 
 
 def prove(
@@ -111,7 +118,7 @@ def prove(
             if run.failure:
                 break
     return Proof(
-        passed=bool(runs) and not any(run.failure for run in runs),
+        passed=bool(runs) and not any(run.failure for run in runs) and not prepared.too_short,
         ran_on="simulator",
         reference=subject.factory,
         twin=prepared.config,
@@ -121,6 +128,7 @@ def prove(
         runs=runs,
         not_run=not_run,
         versions=ranks.versions(),
+        too_short=list(prepared.too_short),
     )
 
 

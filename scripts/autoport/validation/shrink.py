@@ -21,7 +21,7 @@ MAX_HEAD_DIM = 128  # the attention kernels' limit
 MIN_VOCAB = 512
 HIDDEN_MULTIPLES = (256, 128)  # what the decode kernels and the others ask of hidden_size
 LONGROPE_CONTEXT = 2 * SINGLE_SHOT_MODEL_LEN  # the single-shot run is within it, the segmented one beyond
-YARN_CONTEXT = 256  # prompts exceed it
+YARN_CONTEXT = 256  # of YaRN, and of whatever scaling layers differ in; prompts exceed it
 WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
 
 # Config keys of sizes that a config leaves to its class, so that no key says where they go.
@@ -86,7 +86,7 @@ def shrink(facts: Facts) -> dict[str, Any]:
             twin[key] = hidden
     if original_context is not None:
         _replace(twin, "original_max_position_embeddings", original_context)
-    if value["rope_type"] == "yarn":
+    if value["rope_type"] in ("yarn", "per_layer_type"):
         _shorten_original(twin, YARN_CONTEXT)
     if value["rope_type"] == "longrope":
         for name in ("short_factor", "long_factor"):

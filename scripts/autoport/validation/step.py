@@ -88,7 +88,9 @@ def feature_results(proof: Proof) -> dict[str, FeatureResult]:
             continue
         # A run that is red in no phase (a device rule, an exception) is red in all of them.
         everywhere = [run.failure for run in runs if not any(phase.failure for phase in run.phases)]
-        failures = [text for text in (*everywhere, *(phase.failure for phase in compared)) if text]
+        failures = [
+            text for text in (*proof.too_short, *everywhere, *(phase.failure for phase in compared)) if text
+        ]
         first = next((_first_section(run) for run in runs if run.diverges), "")
         sizes = ", ".join(str(size) for size in sorted({run.tp_size for run in runs}))
         note = (
@@ -157,6 +159,8 @@ def summarise(proof: Proof) -> str:
         if run.failure:
             found = f"red at TP {run.tp_size}, {run.dtype}: {run.failure}"
             return f"{found}{_first_section(run)} (log: {run.log})"
+    if proof.too_short:
+        return f"not a proof: {'; '.join(proof.too_short)}"
     sizes = ", ".join(str(size) for size in dict.fromkeys(run.tp_size for run in proof.runs))
     phases = [phase for run in proof.runs for phase in run.phases]
     error = max(phase.max_relative_error or 0.0 for phase in phases if phase.r_ratio is None)
