@@ -284,6 +284,14 @@ def test_a_value_that_would_be_dropped_is_refused(tmp_path, changes, found):
     assert found in problems_of(tmp_path, small_config(**changes))["CFG-TYPE"]
 
 
+def test_a_window_that_is_switched_off_may_be_written_as_zero(tmp_path):
+    """As Qwen2-MoE's class saves it."""
+    off = small_config(
+        architectures=["Qwen2ForCausalLM"], model_type="qwen2", sliding_window=0, use_sliding_window=False
+    )
+    assert facts_of(tmp_path, off).fields["sliding_window"].value is None
+
+
 @pytest.mark.parametrize(("name", "value"), [("hidden_size", 4096), ("num_hidden_layers", 32)])
 def test_a_size_that_only_the_class_gives_is_said(tmp_path, name, value):
     config = small_config()

@@ -25,8 +25,8 @@ def resolve_layers(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, F
     """
     resolver.consumed.update(READ_WITH["layers"])
     layers = facts.get("num_layers")
-    window = _window(resolver)
     in_use = resolver.optional("use_sliding_window", is_flag, strict=True)
+    window = _window(resolver, in_use)
     first = resolver.optional("max_window_layers", _is_count, strict=True)
     kinds = resolver.optional("layer_types", is_text_list)
     found: dict[str, Fact] = {}
@@ -70,11 +70,13 @@ def _is_count(value: Any) -> str | None:
     return None if value == 0 and type(value) is int else is_integer(value)
 
 
-def _window(resolver: Resolver) -> Fact | None:
+def _window(resolver: Resolver, in_use: Fact | None) -> Fact | None:
     before = len(resolver.warnings)
     window = resolver.optional("sliding_window", _is_count, strict=True)
     if window is not None and window.value == 0 and not window.source.startswith("config.json: "):
         return Fact(None, window.source)  # a class that computes 0 means no window
+    if window is not None and window.value == 0 and in_use is not None and not in_use.value:
+        return Fact(None, window.source)  # as such a class writes the window that is switched off
     if window is not None and window.value == 0:
         found = f"sliding_window is 0, which the class takes for a window of no tokens ({window.source})"
         resolver.problem(

@@ -70,7 +70,7 @@ def shrink(facts: Facts) -> dict[str, Any]:
         "max_position_embeddings": SEGMENTED_MODEL_LEN,
         "dtype": "bfloat16",
     }
-    sizes |= expert_sizes(value, divisible_as)
+    sizes |= expert_sizes(value, divisible_as, padded)
     if value.get("sliding_window") is not None:
         sizes["sliding_window"] = min(value["sliding_window"], WINDOW)
     twin = copy.deepcopy(facts.config)

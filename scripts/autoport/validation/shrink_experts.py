@@ -1,6 +1,6 @@
 """Sizes of the twin's experts: few and small, with every choice of the router still a choice."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 MAX_EXPERTS = 8
@@ -8,9 +8,14 @@ MAX_TOP_K = 3
 MAX_GROUPS = 4
 MAX_SHARED = 2
 EXPERT_SIZE = 64
+PADDED_SIZE = (
+    72  # where the port fills experts up to a multiple of 16; torch's grouped products take those of 8
+)
 
 
-def expert_sizes(value: Mapping[str, Any], divisible_as: Callable[[str, int], int]) -> dict[str, int]:
+def expert_sizes(
+    value: Mapping[str, Any], divisible_as: Callable[[str, int], int], padded: Collection[str]
+) -> dict[str, int]:
     """Small sizes by the name of the fact, for a model with experts; empty for a dense one.
 
     Groups stay at least two experts large (a group's score is the sum of two), some of them are left out where
@@ -18,6 +23,7 @@ def expert_sizes(value: Mapping[str, Any], divisible_as: Callable[[str, int], in
 
     Args:
         value: Values of the facts.
+        padded: Facts of the sizes that the port fills up with zeros.
         divisible_as: ``(fact, start)`` -> smallest size from `start` on that TP sizes divide as they do the fact's.
     """
     if "num_experts" not in value:
@@ -33,7 +39,8 @@ def expert_sizes(value: Mapping[str, Any], divisible_as: Callable[[str, int], in
         sizes["topk_group"] = small_groups if top_groups == groups else max(1, small_groups // 2)
     for name in ("moe_intermediate_size", "shared_intermediate_size"):
         if value.get(name):
-            sizes[name] = min(value[name], divisible_as(name, EXPERT_SIZE))
+            is_padded = name == "moe_intermediate_size" and name in padded
+            sizes[name] = min(value[name], PADDED_SIZE if is_padded else divisible_as(name, EXPERT_SIZE))
     if value.get("num_shared_experts"):
         sizes["num_shared_experts"] = min(value["num_shared_experts"], MAX_SHARED)
     return sizes
