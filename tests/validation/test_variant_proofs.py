@@ -12,6 +12,7 @@ from autoport.codegen.add_variant import run as add_variant
 from autoport.codegen.generate import render_package
 from autoport.codegen.render import render
 from autoport.errors import Refusal
+from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, run_step
 from autoport.schema import Facts, Plan, Proof
 from autoport.validation.quantize import quantize, restore, store
@@ -25,9 +26,11 @@ LLAMA = SMALL | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "
 GPT_OSS = SMALL | CONFIGS["gpt_oss"] | {"model_type": "gpt_oss"}
 
 
-def ported(folder: Path, config: dict) -> Port:
+def ported(folder: Path, config: dict, out_of_tree: bool = False) -> Port:
     source = build(config, folder / "source", seed=1)
-    port = Port(Workspace.create(folder / "workspace"), "subject", str(source))
+    root = folder / "workspace"
+    workspace = PackageWorkspace.open(root, "subject", None) if out_of_tree else Workspace.create(root)
+    port = Port(workspace, "subject", str(source))
     for step in ("research", "analyze", "generate"):
         run_step(port, step, Options(dry_run=True))
     return port
@@ -41,6 +44,14 @@ def llama(tmp_path_factory):
         add_variant(port, variant)
     yield port
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    port = ported(tmp_path_factory.mktemp("package"), LLAMA, out_of_tree=True)
+    add_variant(port, declare("fp8"))
+    yield port
+    shutil.rmtree(port.workspace.root)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +88,7 @@ def gpt_oss(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "variant", "tp_size"),
-    [("llama", "fp8", 1), ("llama", "fp8_block", 2), ("by_hand", "int8", 2), ("gpt_oss", "mxfp4", 2)],
+    [("package", "fp8", 1), ("llama", "fp8_block", 2), ("by_hand", "int8", 2), ("gpt_oss", "mxfp4", 2)],
 )
 def test_a_quantized_variant_is_proven(request, name: str, variant: str, tp_size: int) -> None:
     port: Port = request.getfixturevalue(name)
