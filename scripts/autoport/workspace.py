@@ -9,6 +9,7 @@ import importlib.util
 import keyword
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -417,10 +418,13 @@ class Port:
         if not path.is_file():
             if not self.exists and not self.source:
                 raise self.no_such_port()
-            raise refuse(
-                "PORT-ORDER", f"{filename} is missing", path, f"run 'autoport {step} {self.name}' first"
-            )
-        return read_json(path, kind, f"run 'autoport {step} {self.name}' again")
+            raise refuse("PORT-ORDER", f"{filename} is missing", path, f"run '{self.command(step)}' first")
+        return read_json(path, kind, f"run '{self.command(step)}' again")
+
+    def command(self, step: str) -> str:
+        """The command that runs a step of this port."""
+        source = f" {shlex.quote(self.source) if self.source else 'SOURCE'}" if step == "research" else ""
+        return f"autoport {step} {self.name}{source}"
 
     def file_status(self, relative: str) -> str:
         """``"missing"``, ``"ours"`` (as last written), ``"edited"`` (changed since) or ``"foreign"``."""

@@ -198,6 +198,7 @@ def test_damaged_facts_are_refused_with_the_place_in_the_file(port, keys, value,
     (problem,) = caught.value.problems
     assert problem.rule == "PORT-STATE"
     assert told in problem.found
+    assert problem.next_step == f"run 'autoport research small {port.source}' again"
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def read_current_facts(port: Port) -> Facts:
     Raises:
         Refusal: PORT-STATE, PORT-STALE, what `what_changed` and `read_state` refuse.
     """
-    again = f"run 'autoport research {port.name}' again"
+    again = f"run '{port.command('research')}' again"
     facts = port.read_state("facts.json", Facts, "research")
     if facts.config_digest and not facts.stored_as and config_digest(facts.config) != facts.config_digest:
         found = "is damaged: not the content of config.json at research - at `$.config`"
