@@ -38,6 +38,21 @@ def test_the_text_that_is_explained_is_the_one_that_is_generated(monkeypatch, na
     assert all(1 <= block.first <= block.last <= text.count("\n") for block in blocks)
 
 
+def test_every_line_of_another_kind_of_model_is_explained():
+    """What gpt_oss has in its classes and llama3 has not, apart from a line break and a value of every model."""
+    base = render_package(reference_plan("llama3"), "vllm_neuron")["model.py"].replace("Llama", "X")
+    plan = reference_plan("gpt_oss")
+    text = render_package(plan, "vllm_neuron")["model.py"].replace("GptOss", "X")
+    explained = {
+        line for block in explain(plan, "vllm_neuron") for line in range(block.first, block.last + 1)
+    }
+    known = {line.strip() for line in base.splitlines()}
+    lines = list(enumerate(text.splitlines(), 1))
+    classes = lines[text[: text.index("class X")].count("\n") :]
+    left = [line.strip() for at, line in classes if at not in explained and line.strip() not in known]
+    assert [line for line in left if not line.startswith(("unused_keys = ", "hidden_states = layer("))] == []
+
+
 def test_blocks_are_the_lines_that_a_decision_brings():
     sinks = found(reference_plan("gpt_oss"), "attention.sinks")
     assert len(sinks) == 4

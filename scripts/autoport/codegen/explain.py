@@ -1,7 +1,8 @@
 """Which decision of the plan put which lines into model.py, as the render itself did it.
 
 The templates are compiled with a mark at both ends of every block that depends on a decision: the branch of an
-``if`` that was taken, and an ``include`` whose file is chosen. The marks say where a block stands in the text.
+``if`` that was taken, a ``for`` loop, and an ``include`` whose file is chosen. The marks say where a block stands in
+the text.
 """
 
 import difflib
@@ -23,7 +24,8 @@ WORD = re.compile(r"\w+")
 SECTION = re.compile(r"# ===== Section \d+: (.*?) =+")
 VALUE_LENGTH = 60
 
-# Part of the architecture -> the section of the plan that says where its values are known from.
+# Part of the architecture, or name that the templates see -> the section of the plan that says where its values are
+# known from.
 SECTIONS = {
     "norm": "norm",
     "rope": "rope",
@@ -39,6 +41,23 @@ SECTIONS = {
     "layers.windows": "attention",
     "layers.ropes": "rope",
     "layers.moe": "moe",
+    "norm_class": "norm",
+    "rope_kinds": "rope",
+    "reorders": "rope",
+    "qk_norm_parameters": "attention",
+    "has_dense": "mlp",
+    "kernel_activations": "mlp",
+    "has_experts": "moe",
+    "fused_experts": "moe",
+    "kernel_activation": "moe",
+    "router_order": "moe",
+    "norm_names": "decoder",
+    "pads_vocabulary": "head",
+    "own_loaders": "weights",
+    "own_qkv_loader": "weights",
+    "own_head_norm_loader": "weights",
+    "shared_split": "weights",
+    "weights": "weights",
 }
 
 
@@ -48,7 +67,7 @@ class Block(msgspec.Struct, frozen=True):
     Attributes:
         first, last: Lines, from 1.
         section: Heading in model.py.
-        template: File below ``templates/`` and line of the ``if`` or ``include``.
+        template: File below ``templates/`` and line of the ``if``, ``for`` or ``include``.
         decisions: Values that it looked at, by name; fields of the architecture by their path.
         sources: Where these are known from.
     """
@@ -128,9 +147,14 @@ class _Tracing(SandboxedEnvironment):
                     self._wrap(branch.body, 0, len(branch.body), branch, [branch.test], template, aliases)
                 if node.else_:
                     self._wrap(node.else_, 0, len(node.else_), node, tests, template, aliases)
-            elif isinstance(node, nodes.Include) and not isinstance(node.template, nodes.Const):
+            chosen: nodes.Node | None = None
+            if isinstance(node, nodes.For):
+                chosen = node.iter
+            elif isinstance(node, nodes.Include):
+                chosen = node.template
+            if chosen is not None and not isinstance(chosen, nodes.Const):
                 at = body.index(node)
-                self._wrap(body, at, at + 1, node, [node.template], template, aliases)
+                self._wrap(body, at, at + 1, node, [chosen], template, aliases)
 
     def _wrap(
         self,
@@ -218,6 +242,8 @@ def _decisions(names: list[str], context: Mapping[str, Any]) -> Iterator[tuple[s
 def _short(value: Any) -> str:
     if isinstance(value, msgspec.Struct):
         text = ", ".join(f"{field} {getattr(value, field)}" for field in value.__struct_fields__)
+    elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+        text = f"{len(value)} entries"
     elif isinstance(value, (list, tuple, dict)):
         text = "; ".join(map(str, value)) or "none"
     else:
