@@ -803,6 +803,29 @@ class ProofRun(msgspec.Struct, frozen=True):
     twins: int = 1
 
 
+class RealSize(msgspec.Struct, frozen=True):
+    """The port at the sizes of the real config, in shapes alone: no weights and no values.
+
+    Attributes:
+        tp_size: The recommended TP size.
+        num_layers: One layer of each kind, which all others are like.
+        context_length: Tokens of the prompt that was prefilled, and of the sequences that were decoded.
+        segment: Tokens of a step of segmented prefill.
+        batch_size: Sequences that were decoded.
+        hardware: Device rules that were met, each once.
+        failure: Why the device would not run it; empty if it would.
+    """
+
+    tp_size: int
+    num_layers: int
+    context_length: int
+    segment: int
+    batch_size: int
+    hardware: list[HardwareRecord]
+    seconds: float
+    failure: str = ""
+
+
 class Proof(msgspec.Struct, frozen=True):
     """The tiny twin on the simulator against the Hugging Face class.
 
@@ -814,6 +837,7 @@ class Proof(msgspec.Struct, frozen=True):
         not_run: Why a TP size that one would expect was not run.
         versions: Versions of torch, transformers and vLLM.
         too_short: Windows and lengths of the twin that no prompt exceeds; the proof is then not green.
+        real_size: The shapes at real size; None when a run is red, or no TP size is recommended.
     """
 
     passed: bool
@@ -827,3 +851,4 @@ class Proof(msgspec.Struct, frozen=True):
     not_run: dict[int, str]
     versions: dict[str, str]
     too_short: list[str] = []
+    real_size: RealSize | None = None

@@ -21,10 +21,13 @@ def report(port: Port, results: Sequence[StepResult], options: Options) -> None:
         print("\n".join(recommended(plan.tp)))
         _print_list("Pitfalls:", [f"{item.rule}: {item.text}" for item in plan.pitfalls])
     if "prove" in ran:
-        from autoport.validation.step import slow_notes
+        from autoport.validation.step import real_size_notes, slow_notes
 
         proof = port.read_state("proof.json", Proof, "prove")
         _print_list("Slow paths of the twin on the simulator:", slow_notes(proof))
+        if proof.real_size is not None:
+            title = f"At real size, TP {proof.real_size.tp_size} (shapes on the simulator, no weights):"
+            _print_list(title, real_size_notes(proof) or ["no rule broken, no slow path"])
     report_findings(port, results)
     if results[-1].status in ("done", "kept") and options.dry_run:
         print(f"Next: {next_command(port)}")

@@ -50,7 +50,6 @@ def shrink(facts: Facts) -> dict[str, Any]:
     value = {name: fact.value for name, fact in facts.fields.items()}
     heads, kv_heads = _shrink_heads(value["num_heads"], value["num_kv_heads"])
     head_dim, hidden, original_context = _shrink_widths(value, heads)
-    num_layers = _shrink_layers(facts.config, value)
     padded = {SIZE_FACTS[name] for name in padded_sizes(Dimensions.from_facts(facts))}
 
     def divisible_as(name: str, start: int) -> int:
@@ -62,7 +61,6 @@ def shrink(facts: Facts) -> dict[str, Any]:
     sizes = {
         "hidden_size": hidden,
         "intermediate_size": min(intermediate, divisible_as("intermediate_size", hidden + hidden // 2)),
-        "num_layers": num_layers,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
@@ -73,14 +71,9 @@ def shrink(facts: Facts) -> dict[str, Any]:
     sizes |= expert_sizes(value, divisible_as, padded)
     if value.get("sliding_window") is not None:
         sizes["sliding_window"] = min(value["sliding_window"], WINDOW)
-    twin = copy.deepcopy(facts.config)
-    for key, item in facts.config.items():
-        if isinstance(item, list) and len(item) == value["num_layers"]:
-            twin[key] = item[:num_layers]
+    twin = with_few_layers(facts)
     for name, size in sizes.items():
-        source = facts.fields[name].source if name in facts.fields else ""
-        if not source.startswith("derived"):
-            twin[_config_key(name, source, facts.config)] = size
+        _set_size(twin, name, size, facts)
     for key in SIZED_AS_HIDDEN:
         if twin.get(key) == value["hidden_size"]:
             twin[key] = hidden
@@ -95,6 +88,25 @@ def shrink(facts: Facts) -> dict[str, Any]:
             _replace(twin, name, [factors[i * len(factors) // count] for i in range(count)])
     _move_token_ids(twin, small_vocab)
     return twin
+
+
+def with_few_layers(facts: Facts) -> dict[str, Any]:
+    """Return the config with as few layers as have every kind of layer, and everything else untouched."""
+    value = {name: fact.value for name, fact in facts.fields.items()}
+    num_layers = _shrink_layers(facts.config, value)
+    config = copy.deepcopy(facts.config)
+    for key, item in facts.config.items():
+        if isinstance(item, list) and len(item) == value["num_layers"]:
+            config[key] = item[:num_layers]
+    _set_size(config, "num_layers", num_layers, facts)
+    return config
+
+
+def _set_size(config: dict[str, Any], name: str, size: Any, facts: Facts) -> None:
+    """Write a size where the fact was read from; a derived one follows from others."""
+    source = facts.fields[name].source if name in facts.fields else ""
+    if not source.startswith("derived"):
+        config[_config_key(name, source, facts.config)] = size
 
 
 def _config_key(name: str, source: str, config: Mapping[str, Any]) -> str:

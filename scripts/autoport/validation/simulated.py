@@ -102,12 +102,19 @@ def run_scenario(
         }
     return SimulatedRun(
         logits=logits,
-        hardware=[
-            HardwareRecord(record.operator, record.kind, record.rule, record.message, record.count)
-            for record in rules.records()
-        ],
+        hardware=rules_met(),
         collectives=collectives,
     )
+
+
+def rules_met() -> list[HardwareRecord]:
+    """The device rules that this process met since the last reset."""
+    from vllm_neuron.simulator import rules
+
+    return [
+        HardwareRecord(record.operator, record.kind, record.rule, record.message, record.count)
+        for record in rules.records()
+    ]
 
 
 def record_sections(
@@ -141,14 +148,14 @@ def _single_shot(
     import torch
 
     short, long = sequences["short"], sequences["long"]
-    with _phase("load", subject):
+    with phase_of("load", subject):
         harness = load()
-    with _phase(PREFILL, subject):
+    with phase_of(PREFILL, subject):
         first = harness.add(short[: SHORT.prompt_length])
         logits[PREFILL, "short"] = harness.prefill(first)
         second = harness.add(long[: LONG.prompt_length])
         logits[PREFILL, "long"] = harness.prefill(second, all_positions=True)
-    with _phase(DECODE, subject):
+    with phase_of(DECODE, subject):
         tokens = zip(short[SHORT.prompt_length :], long[LONG.prompt_length :], strict=True)
         steps = [harness.decode([first, second], pair) for pair in tokens]
         logits[DECODE, "short"], logits[DECODE, "long"] = torch.stack(steps, dim=1)
@@ -162,16 +169,16 @@ def _segmented(
     import torch
 
     ids = sequences["split"]
-    with _phase("load", subject):
+    with phase_of("load", subject):
         harness = load(
             max_model_len=scenario.SEGMENTED_MODEL_LEN,
             num_batched_tokens_buckets=[scenario.SEGMENT_SIZE],
             kv_segment_size=scenario.SEGMENT_SIZE,
         )
-    with _phase(SEGMENTED, subject):
+    with phase_of(SEGMENTED, subject):
         sequence = harness.add(ids[: SPLIT.prompt_length])
         logits[SEGMENTED, "split"] = harness.prefill(sequence, all_positions=True)
-    with _phase(DECODE, subject):
+    with phase_of(DECODE, subject):
         steps = [harness.decode([sequence], [token]) for token in ids[SPLIT.prompt_length :]]
         logits[DECODE, "split"] = torch.cat(steps)
     return harness
@@ -184,10 +191,10 @@ def _sampled(
     import torch
 
     ids = sequences["short"]
-    with _phase("load", subject):
+    with phase_of("load", subject):
         harness = load(neuron_config={})
     rows = []
-    with _phase(SAMPLING, subject):
+    with phase_of(SAMPLING, subject):
         sequence = harness.add(ids[: SHORT.prompt_length])
         sampled = harness.prefill(sequence)
         for step in range(SAMPLING_STEPS + 1):
@@ -206,26 +213,27 @@ def _sampled(
 def activate_port(rank: Rank, subject: Subject) -> None:
     """Make this process a rank of the simulator, with the workspace's models laid over the simulator's."""
     from vllm_neuron.simulator.activate import activate
-    from vllm_neuron.simulator.overlay import overlay, overlay_package
 
     if subject.platform:
         os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = subject.platform
     activate(rank.size, rank.index, rank.init_file)
+    lay_over(subject)
+
+
+def lay_over(subject: Subject) -> None:
+    """Lay the workspace's models over the simulator's."""
+    from vllm_neuron.simulator.overlay import overlay, overlay_package
+
     if subject.out_of_tree:
         overlay_package(subject.workspace, subject.out_of_tree, subject.package)
     else:
         overlay(subject.workspace, subject.package)
 
 
-def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -> "Harness":
-    """Load a checkpoint into the port.
-
-    Args:
-        options: Arguments of the harness in place of the scenario's (single-shot prefill, sampling off).
-    """
+def read_port(subject: Subject, checkpoint: str, dtype: Dtype) -> tuple[Any, Any]:
+    """The port's factory, and the Hugging Face config of a checkpoint as it meets it."""
     import torch
     from transformers import AutoConfig
-    from vllm_neuron.simulator.harness import Harness
 
     home = f"{subject.package}.model.{subject.name}"
     if subject.out_of_tree:
@@ -235,6 +243,18 @@ def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -
     config.dtype = getattr(torch, dtype)
     for attribute, value in subject.config.items():
         setattr(config, attribute, value)
+    return factory, config
+
+
+def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -> "Harness":
+    """Load a checkpoint into the port.
+
+    Args:
+        options: Arguments of the harness in place of the scenario's (single-shot prefill, sampling off).
+    """
+    from vllm_neuron.simulator.harness import Harness
+
+    factory, config = read_port(subject, checkpoint, dtype)
     defaults: dict[str, Any] = {
         "neuron_config": {"on_device_sampling_config": None},
         "max_model_len": scenario.SINGLE_SHOT_MODEL_LEN,
@@ -251,7 +271,12 @@ def load_port(subject: Subject, checkpoint: str, dtype: Dtype, **options: Any) -
 
 
 @contextlib.contextmanager
-def _phase(name: str, subject: Subject) -> Iterator[None]:
+def phase_of(name: str, subject: Subject) -> Iterator[None]:
+    """Say in which phase, and where in the port, an error was raised.
+
+    Raises:
+        Explained: Any error was.
+    """
     try:
         yield
     except Exception as error:

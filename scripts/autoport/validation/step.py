@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from autoport.codegen.document import record_results
 from autoport.codegen.features import FeatureResult
 from autoport.codegen.gaps import unwritten
 from autoport.errors import Problem, Refusal, refuse
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, Outcome
-from autoport.schema import Facts, Plan, Proof, ProofRun, SectionError, TpCandidate, TpPlan
-from autoport.validation.prove import prepare, prove
+from autoport.schema import Facts, Plan, Proof, ProofRun, RealSize, SectionError, TpCandidate, TpPlan
+from autoport.validation import real_size
+from autoport.validation.prove import FOLDER, prepare, prove
 from autoport.validation.ranks import check_installed
 from autoport.validation.scenario import SAMPLING
 from autoport.validation.shrink import TP_SIZES
@@ -48,6 +51,9 @@ def run(port: Port, options: Options) -> Outcome:
     (port.state_dir / "proof.json").unlink(missing_ok=True)
     prepared = prepare(facts, port.state_dir)
     proof = prove(subject, prepared, tp_sizes, not_run, port.state_dir)
+    if proof.passed:
+        found = real_size.check(subject, facts, plan, port.state_dir / FOLDER)
+        proof = msgspec.structs.replace(proof, real_size=found, passed=not (found and found.failure))
     port.write_state("proof.json", proof)
     variant = _prove_variant(port, plan.stored_as, tp_sizes) if plan.stored_as and proof.passed else None
     changed = record_results(port, feature_results(proof))
@@ -150,6 +156,16 @@ def slow_notes(proof: Proof) -> list[str]:
     return [f"TP {', '.join(map(str, found))}: {text}" for text, found in sizes.items()]
 
 
+def real_size_notes(proof: Proof) -> list[str]:
+    """The rules that the shapes at real size met, each once; none if they were not run."""
+    found = proof.real_size
+    return [f"{record.operator}: {record.message}" for record in found.hardware] if found else []
+
+
+def _at_real_size(found: RealSize) -> str:
+    return f"at real size (TP {found.tp_size}, {found.context_length} tokens, shapes only)"
+
+
 def summarise(proof: Proof) -> str:
     """One line for the table of steps."""
     if not proof.runs:
@@ -161,6 +177,8 @@ def summarise(proof: Proof) -> str:
             return f"{found}{_first_section(run)} (log: {run.log})"
     if proof.too_short:
         return f"not a proof: {'; '.join(proof.too_short)}"
+    if proof.real_size and proof.real_size.failure:
+        return f"red {_at_real_size(proof.real_size)}: {proof.real_size.failure}"
     sizes = ", ".join(str(size) for size in dict.fromkeys(run.tp_size for run in proof.runs))
     phases = [phase for run in proof.runs for phase in run.phases]
     error = max(phase.max_relative_error or 0.0 for phase in phases if phase.r_ratio is None)
@@ -173,4 +191,9 @@ def summarise(proof: Proof) -> str:
         f"bfloat16 R {worst.value:.2f} [{worst.low:.2f}, {worst.high:.2f}], where some tokens may differ"
         + (f", not certain: the band reaches the limit {proof.r_ratio_limit}" if uncertain else "")
         + (f"; {slow} slow-path notes" if slow else "")
+        + (f"; {_at_real_size(proof.real_size)}: {_count(real_size_notes(proof))}" if proof.real_size else "")
     )
+
+
+def _count(notes: Sequence[str]) -> str:
+    return f"{len(notes)} slow-path notes" if notes else "no rule broken"

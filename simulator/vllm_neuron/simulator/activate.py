@@ -23,7 +23,7 @@ def activate(tp_size: int, rank: int, init_file: str | os.PathLike[str], ep_degr
         ValueError: `tp_size` does not divide by `ep_degree`.
     """
     torch.set_num_threads(1)
-    _quiet()
+    quiet()
     set_platform()
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
@@ -67,7 +67,7 @@ def set_platform() -> None:
             vars(module)["current_platform"] = platform
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Keep vLLM and gloo from printing: standard output is for data."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
