@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from autoport.port import Options, run_step
+from autoport.port_state import Port
 from autoport.resources import simulator_dir
 from autoport.validation import ranks
 from autoport.validation.backends import cpu_model, environment
 from autoport.validation.ranks import Rank
 from autoport.validation.simulated import Subject, activate_port
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

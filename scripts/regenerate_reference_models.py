@@ -15,9 +15,9 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from autoport.codegen.generate import render_package
+from autoport.files import write_atomic
 from autoport.resources import references_dir, simulator_dir
-from autoport.schema import Plan
-from autoport.workspace import write_atomic
+from autoport.schema.plan import Plan
 
 
 def rendered() -> dict[Path, str]:

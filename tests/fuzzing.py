@@ -15,7 +15,7 @@ from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
 from autoport.research.step import add_modeling
-from autoport.schema import Checkpoint, TensorHeader
+from autoport.schema.facts import Checkpoint, TensorHeader
 from checkpoints import llama_keys, small_config, write_safetensors
 from published import PUBLISHED
 from published_keys import keys_of

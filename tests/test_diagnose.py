@@ -10,10 +10,11 @@ from autoport.cli import app
 from autoport.cli.diagnose import describe
 from autoport.diagnose import Catalogue, Diagnosis, add_places, diagnose, load_catalogue
 from autoport.errors import Refusal
+from autoport.port_state import Port
 from autoport.resources import references_dir, simulator_dir
 from autoport.review.checklist import load_checklists
 from autoport.review.step import review_port, subject_of
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from typer.testing import CliRunner
 
 CATALOGUE = load_catalogue()

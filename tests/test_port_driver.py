@@ -6,10 +6,11 @@ import signal
 import traceback
 
 import pytest
-from autoport import workspace as workspace_module
+from autoport import files as files_module
 from autoport.errors import Refusal
 from autoport.port import STEPS, Options, run_port, run_step
-from autoport.workspace import STATE_FOLDER, Port, Workspace
+from autoport.port_state import Port
+from autoport.workspace import STATE_FOLDER, Workspace
 from checkpoints import small_config, write_checkpoint
 
 # The proof has rank processes of its own; their end is tested in tests/validation.
@@ -60,7 +61,7 @@ def killed_run(workspace, source, step):
                     replace(*args)
                     os.kill(os.getpid(), signal.SIGKILL)
 
-                workspace_module.os.replace = replace_and_die
+                files_module.os.replace = replace_and_die
 
         list(run_port(port, Options(dry_run=True), arm))
     except BaseException:

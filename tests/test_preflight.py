@@ -4,7 +4,8 @@ import pytest
 from autoport.cli.status import note_lost_row
 from autoport.errors import Refusal
 from autoport.port import STEPS, Options, run_port
-from autoport.workspace import Port, Workspace
+from autoport.port_state import Port
+from autoport.workspace import Workspace
 from checkpoints import small_config, write_checkpoint
 
 REGISTRY = """\

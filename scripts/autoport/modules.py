@@ -1,9 +1,10 @@
-"""Runs a Python module in a process of its own that imports nothing from the current folder.
+"""Python modules: whether one is there, and running one that imports nothing from the current folder.
 
 `python -m MODULE` puts the current folder first on sys.path, and the current folder may be a downloaded
 checkpoint, whose files must never run. `-P` does away with that from Python 3.11 on only.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -41,3 +42,8 @@ def run_module(
             cwd=empty,
             env=os.environ | {"PYTHONPATH": search_path()},
         )
+
+
+def installed(module: str) -> bool:
+    """Whether a top-level module can be found, without importing it."""
+    return module in sys.modules or importlib.util.find_spec(module) is not None

@@ -5,16 +5,10 @@ from pathlib import Path
 import msgspec
 
 from autoport.errors import Refusal, refuse
+from autoport.files import read_json, write_atomic
+from autoport.naming import check_model_name
 from autoport.resources import simulator_dir
-from autoport.workspace import (
-    PACKAGES,
-    STATE_FOLDER,
-    Workspace,
-    check_model_name,
-    plugin_package,
-    read_json,
-    write_atomic,
-)
+from autoport.workspace import PACKAGES, STATE_FOLDER, Workspace, plugin_package
 
 PLUGIN_GROUP = "vllm.general_plugins"  # entry points that vLLM calls in every process
 

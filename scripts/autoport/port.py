@@ -11,8 +11,9 @@ import msgspec
 
 from autoport import __version__, preflight
 from autoport.errors import refuse
+from autoport.port_state import Port, StepRecord
 from autoport.resources import checklists_dir
-from autoport.workspace import Port, StepRecord, now
+from autoport.units import now
 
 Status = Literal["done", "red", "waiting"]
 
@@ -183,7 +184,7 @@ def forget_stale_source(port: Port) -> None:
     if "research" not in port.manifest.steps or not port.has_state("facts.json"):
         return
     from autoport.research.stale import what_changed
-    from autoport.schema import Facts
+    from autoport.schema.facts import Facts
 
     facts = port.read_state("facts.json", Facts, "research")
     if facts.config_content and what_changed(port.source, facts):

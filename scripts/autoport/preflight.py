@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from autoport.errors import Problem, Refusal
-from autoport.workspace import Port
+from autoport.port_state import Port
 
 if TYPE_CHECKING:
     from autoport.port import Options
@@ -79,7 +79,7 @@ def _sizes_of_no_twin(options: "Options") -> list[Problem]:
 def _registry(port: Port, options: "Options") -> None:
     from autoport.codegen import out_of_tree, register
     from autoport.package_workspace import PackageWorkspace
-    from autoport.schema import Facts
+    from autoport.schema.facts import Facts
 
     facts = port.read_state("facts.json", Facts, "research")
     architecture = str(facts.architecture.value)
@@ -90,7 +90,7 @@ def _registry(port: Port, options: "Options") -> None:
 
 
 def _sizes_of_the_plan(port: Port, options: "Options") -> None:
-    from autoport.schema import Plan
+    from autoport.schema.plan import Plan
 
     proof = importlib.import_module("autoport.validation.step")
     proof.choose_tp_sizes(port.read_state("plan.json", Plan, "analyze").tp, options.tp_sizes)

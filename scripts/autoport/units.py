@@ -1,4 +1,6 @@
-"""Numbers as text."""
+"""Numbers and times as text."""
+
+import datetime
 
 
 def size_text(size: int) -> str:
@@ -7,3 +9,8 @@ def size_text(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.2f} {unit}"
     return f"{size} B"
+
+
+def now() -> str:
+    """Current UTC time, ISO 8601 to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

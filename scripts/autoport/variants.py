@@ -14,7 +14,8 @@ from typing import Any, Literal, cast
 import msgspec
 
 from autoport.errors import Problem, Refusal, refuse
-from autoport.workspace import STATE_FOLDER, Workspace, read_json
+from autoport.files import read_json
+from autoport.workspace import STATE_FOLDER, Workspace
 
 STATE_FILE = "variants.json"
 LONGEST_NAME = 64

@@ -9,10 +9,11 @@ from autoport.analysis.reference import load_table
 from autoport.analysis.step import make_plan, run
 from autoport.errors import Refusal
 from autoport.port import Options
+from autoport.port_state import Port
 from autoport.research.step import research
 from autoport.research.step import run as run_research
-from autoport.schema import Plan
-from autoport.workspace import Port, Workspace
+from autoport.schema.plan import Plan
+from autoport.workspace import Workspace
 from checkpoints import llama_keys, real_config, small_config, write_checkpoint
 
 

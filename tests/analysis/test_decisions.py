@@ -9,9 +9,10 @@ from autoport.analysis.step import run
 from autoport.codegen.document import readme
 from autoport.errors import Refusal
 from autoport.port import STEPS, Options, next_step, run_port
+from autoport.port_state import Port
 from autoport.research.step import run as run_research
-from autoport.schema import Plan
-from autoport.workspace import Port, Workspace
+from autoport.schema.plan import Plan
+from autoport.workspace import Workspace
 from checkpoints import small_config, write_checkpoint
 
 

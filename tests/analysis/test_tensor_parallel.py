@@ -18,7 +18,7 @@ from autoport.analysis.tensor_parallel import (
 from autoport.analysis.weight_map import build_weight_map
 from autoport.errors import Refusal
 from autoport.research.step import research
-from autoport.schema import WeightBytes
+from autoport.schema.parallel import WeightBytes
 from checkpoints import real_config, write_checkpoint
 
 YI = Dimensions(

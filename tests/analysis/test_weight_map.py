@@ -6,7 +6,8 @@ from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.weight_map import build_weight_map, expand
 from autoport.research.step import research
-from autoport.schema import TensorHeader, WeightEntry
+from autoport.schema.facts import TensorHeader
+from autoport.schema.weights import WeightEntry
 from checkpoints import llama_keys, real_config, small_config, write_checkpoint
 
 

@@ -3,8 +3,9 @@
 import pytest
 from autoport.cli import app
 from autoport.port import STEPS
+from autoport.port_state import Port
 from autoport.units import size_text
-from autoport.workspace import STATE_FOLDER, Port, Workspace
+from autoport.workspace import STATE_FOLDER, Workspace
 from checkpoints import small_config, write_checkpoint
 from typer.testing import CliRunner
 

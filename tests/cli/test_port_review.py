@@ -6,7 +6,7 @@ import pytest
 import typer
 from autoport.cli.port import _ask, command
 from autoport.port import STEPS
-from autoport.schema import Section
+from autoport.schema.plan import Section
 from autoport.workspace import Workspace
 from checkpoints import small_config, write_checkpoint
 from typer.testing import CliRunner

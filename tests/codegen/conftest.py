@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from autoport.workspace import Port, Workspace
+from autoport.port_state import Port
+from autoport.workspace import Workspace
 
 
 @pytest.fixture

@@ -1,22 +1,10 @@
 """Plans made by hand, for the tests of code generation."""
 
 import msgspec
-from autoport.schema import (
-    Architecture,
-    Attention,
-    Block,
-    Head,
-    Mlp,
-    Norm,
-    Pitfall,
-    Plan,
-    Rope,
-    Section,
-    TpCandidate,
-    TpPlan,
-    WeightEntry,
-    WeightMap,
-)
+from autoport.schema.architecture import Architecture, Attention, Block, Head, Mlp, Norm, Rope
+from autoport.schema.parallel import TpCandidate, TpPlan
+from autoport.schema.plan import Pitfall, Plan, Section
+from autoport.schema.weights import WeightEntry, WeightMap
 
 
 def weight_map(arch: Architecture) -> WeightMap:

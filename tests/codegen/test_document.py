@@ -11,7 +11,7 @@ from autoport.codegen.document import default_tp_size, model_len, record_results
 from autoport.codegen.features import FEATURES, FeatureResult
 from autoport.errors import Refusal
 from autoport.port import Options
-from autoport.workspace import Port
+from autoport.port_state import Port
 from plans import LLAMA3, YI, plan
 
 README = "vllm_neuron/model/yi/README.md"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from autoport.codegen.moe import moe_context, moe_loaders, router_order
 from autoport.codegen.render import render
-from autoport.schema import Moe, Routing, SharedExperts
+from autoport.schema.architecture import Moe, Routing, SharedExperts
 from plans import LLAMA3
 
 E, H, I, T = 8, 32, 12, 64  # noqa: E741

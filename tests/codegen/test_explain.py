@@ -8,7 +8,7 @@ from autoport.codegen import explain as explaining
 from autoport.codegen.explain import explain
 from autoport.codegen.generate import render_package
 from autoport.resources import references_dir
-from autoport.schema import Override, Plan, Section
+from autoport.schema.plan import Override, Plan, Section
 
 
 def reference_plan(name):

@@ -11,8 +11,8 @@ import pytest
 from autoport.codegen.generate import render_package, run
 from autoport.errors import Refusal
 from autoport.port import Options
-from autoport.schema import Violation
-from autoport.workspace import Port
+from autoport.port_state import Port
+from autoport.schema.parallel import Violation
 from plans import LLAMA3, QWEN2, YI, plan
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

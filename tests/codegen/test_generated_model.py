@@ -18,9 +18,10 @@ from autoport.codegen.add_variant import declare
 from autoport.codegen.add_variant import run as add_variant
 from autoport.codegen.generate import render_package
 from autoport.codegen.support import parameters
-from autoport.schema import Architecture
+from autoport.port_state import Port
+from autoport.schema.architecture import Architecture
 from autoport.variants import FORMATS
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from plans import LLAMA3, QWEN2, YI, plan
 from safetensors.torch import save_file
 

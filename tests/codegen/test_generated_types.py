@@ -4,10 +4,11 @@ from pathlib import Path
 
 from autoport.codegen.generate import render_package
 from autoport.port import Options, run_step
+from autoport.port_state import Port
 from autoport.resources import simulator_dir
-from autoport.schema import Plan
+from autoport.schema.plan import Plan
 from autoport.validation import landscape
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from mypy import api
 
 # Composed attention with a temperature; gates, mixed layers and shared experts; ALiBi and LayerNorm.

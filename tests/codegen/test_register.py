@@ -7,7 +7,8 @@ import pytest
 from autoport.codegen import register
 from autoport.errors import Refusal
 from autoport.port import Options
-from autoport.workspace import EMPTY_REGISTRY, Port
+from autoport.port_state import Port
+from autoport.workspace import EMPTY_REGISTRY
 from plans import YI, plan
 
 

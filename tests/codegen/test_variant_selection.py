@@ -11,8 +11,10 @@ import pytest
 from autoport.codegen.add_variant import declare
 from autoport.codegen.add_variant import tests as generated_tests
 from autoport.codegen.generate import render_package
+from autoport.files import write_atomic
+from autoport.port_state import Port
 from autoport.variants import BASE, Condition, Variant
-from autoport.workspace import Port, Workspace, write_atomic
+from autoport.workspace import Workspace
 from plans import YI, plan
 
 NAME = "selected"

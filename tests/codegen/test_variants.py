@@ -13,6 +13,7 @@ from autoport.codegen.add_variant import declare, run
 from autoport.codegen.factory_edit import add_variant
 from autoport.codegen.generate import render_package
 from autoport.errors import Refusal
+from autoport.port_state import Port
 from autoport.variants import (
     BASE,
     FORMATS,
@@ -23,7 +24,7 @@ from autoport.variants import (
     parse_conditions,
     read_variants,
 )
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from plans import YI, plan
 
 MXFP4 = Variant("mxfp4", "model_mxfp4", ("mxfp4",), ("mxfp4",), ("trn3",), ("trn3",))

@@ -14,8 +14,9 @@ from autoport.codegen.add_variant import declare, run
 from autoport.codegen.factory_edit import Edited, add_variant
 from autoport.codegen.render import render_python
 from autoport.errors import Refusal
+from autoport.port_state import Port
 from autoport.variants import FORMATS, Condition, Variant
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 
 HEAD = '''"""A factory that a person wrote."""
 from torch import nn

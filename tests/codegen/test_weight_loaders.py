@@ -9,7 +9,7 @@ import torch
 from autoport.codegen.context import architecture_context
 from autoport.codegen.render import render
 from autoport.resources import simulator_dir
-from autoport.schema import Architecture, Attention, Mlp, Norm, QkNorm, Rope, Storage
+from autoport.schema.architecture import Architecture, Attention, Mlp, Norm, QkNorm, Rope, Storage
 from plans import YI
 
 HEADS, KV_HEADS, SIZE, HIDDEN = 8, 2, 6, 10

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from autoport.errors import Refusal
+from autoport.files import sha256
 from autoport.install import installer
 from autoport.install.bundle import LAUNCHERS, MAIN_SKILL, bundled_skills
 from autoport.install.folder import inspect_skill
 from autoport.install.installer import install, uninstall
 from autoport.install.stamp import STAMP
 from autoport.resources import bundle_root
-from autoport.workspace import sha256
 
 
 @pytest.fixture

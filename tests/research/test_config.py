@@ -10,7 +10,7 @@ from autoport.errors import Refusal
 from autoport.research.config import load_config, read_facts
 from autoport.research.config_types import type_conflicts
 from autoport.research.source import open_source
-from autoport.schema import Facts
+from autoport.schema.facts import Facts
 from checkpoints import real_config, small_config
 
 

@@ -6,9 +6,10 @@ import pytest
 from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
 from autoport.port import Options
+from autoport.port_state import Port
 from autoport.research.step import research, run
-from autoport.schema import Checkpoint, Facts
-from autoport.workspace import Port, Workspace
+from autoport.schema.facts import Checkpoint, Facts
+from autoport.workspace import Workspace
 from checkpoints import llama_keys, small_config, write_checkpoint
 
 

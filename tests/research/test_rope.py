@@ -8,7 +8,7 @@ from autoport.errors import Refusal
 from autoport.research.config import read_facts
 from autoport.research.rope import SCALINGS
 from autoport.research.source import open_source
-from autoport.schema import Rope
+from autoport.schema.architecture import Rope
 from checkpoints import real_config, small_config
 
 LLAMA3 = {

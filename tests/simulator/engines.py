@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from autoport.port import Options, run_step
-from autoport.schema import Facts
+from autoport.port_state import Port
+from autoport.schema.facts import Facts
 from autoport.validation import landscape, reference
 from autoport.validation.shrink import shrink
 from autoport.validation.twin import build
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from checkpoints import real_config, write_checkpoint
 
 # Sizes of Qwen2-1.5B: its twin is smaller than the 7B's.

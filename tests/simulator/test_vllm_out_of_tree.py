@@ -10,11 +10,11 @@ import pytest
 import torch
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, run_step
-from autoport.schema import Facts
+from autoport.port_state import Port
+from autoport.schema.facts import Facts
 from autoport.validation import reference
 from autoport.validation.shrink import shrink
 from autoport.validation.twin import build
-from autoport.workspace import Port
 from checkpoints import real_config, write_checkpoint
 from vllm_neuron.simulator.process import environment
 

@@ -16,8 +16,9 @@ from typing import Any
 import engines
 import pytest
 from autoport.port import Options, run_step
+from autoport.port_state import Port
 from autoport.validation import reference
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from smollm2 import TEXTS, SmolLM2, needs_package
 
 pytestmark = [pytest.mark.slow, needs_package]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from autoport.analysis.draft import plan_draft
 from autoport.codegen.draft import write_draft
-from autoport.workspace import Port, Workspace
+from autoport.port_state import Port
+from autoport.workspace import Workspace
 from drafts import PUBLISHED, Reference, aux_states, fitted, tensors, write
 from engines import CPU_SAMPLING, generate, metric, prompts, tokens
 

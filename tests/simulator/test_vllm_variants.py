@@ -10,10 +10,11 @@ import pytest
 import torch
 from autoport.codegen.add_variant import declare
 from autoport.codegen.add_variant import run as add_variant
+from autoport.port_state import Port
 from autoport.validation import reference
 from autoport.validation.quantize import quantize
 from autoport.variants import parse_condition
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from checkpoints import real_config
 from engines import generate, prompts, tokens
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from autoport.port import Options, run_step
-from autoport.schema import Facts, Plan
+from autoport.port_state import Port
+from autoport.schema.facts import Facts
+from autoport.schema.plan import Plan
 from autoport.validation.prove import prepare, prove
 from autoport.validation.simulated import Subject
 from autoport.validation.step import choose_tp_sizes
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from checkpoints import real_config, write_checkpoint
 
 GENERATE = ("research", "analyze", "generate")

@@ -5,9 +5,10 @@ import rank_functions
 import torch
 from autoport.analysis.draft import plan_draft
 from autoport.codegen.draft import write_draft
+from autoport.port_state import Port
 from autoport.validation.ranks import run
 from autoport.validation.simulated import Subject
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from drafts import DRAFT_V, PUBLISHED, SPECULATORS, H, Reference, V, tensors, write
 
 COUNT, TAKEN = 3, 4  # drafts, and tokens of the decode step

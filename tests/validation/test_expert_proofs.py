@@ -7,12 +7,14 @@ import shutil
 import msgspec
 import pytest
 from autoport.port import Options, run_step
-from autoport.schema import Facts, Plan
+from autoport.port_state import Port
+from autoport.schema.facts import Facts
+from autoport.schema.plan import Plan
 from autoport.validation.prove import Dtype, prepare, prove_run
 from autoport.validation.scenario import DECODE, PREFILL
 from autoport.validation.simulated import Subject
 from autoport.validation.twin import build
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 
 SMALL = {
     "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -1,7 +1,7 @@
 """What the proof reports into the README's feature table."""
 
 import msgspec
-from autoport.schema import HardwareRecord, PhaseProof, Proof, ProofRun
+from autoport.schema.proof import HardwareRecord, PhaseProof, Proof, ProofRun
 from autoport.validation.scenario import DECODE, PREFILL, SAMPLING, SEGMENTED
 from autoport.validation.step import feature_results, slow_notes, summarise
 

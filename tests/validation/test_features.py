@@ -10,12 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from autoport.port import Options, run_step
-from autoport.schema import Facts, Plan
+from autoport.port_state import Port
+from autoport.schema.facts import Facts
+from autoport.schema.plan import Plan
 from autoport.validation import landscape
 from autoport.validation.prove import Prepared, prepare, prove_run
 from autoport.validation.scenario import DECODE, PREFILL, SEGMENTED
 from autoport.validation.simulated import Subject
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 
 # Together they have every variant of norm, block, position, projection, activation and head.
 PORTED = [

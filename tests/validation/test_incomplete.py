@@ -5,9 +5,11 @@ import shutil
 import pytest
 from autoport.errors import Refusal
 from autoport.port import Options, run_step
-from autoport.schema import Plan, Proof
+from autoport.port_state import Port
+from autoport.schema.plan import Plan
+from autoport.schema.proof import Proof
 from autoport.validation import landscape
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 
 INCOMPLETE = Options(dry_run=True, incomplete=True)
 

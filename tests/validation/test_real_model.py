@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import rank_functions
 from autoport.port import Options, run_step
-from autoport.schema import Plan
+from autoport.port_state import Port
+from autoport.schema.plan import Plan
 from autoport.validation import ranks
 from autoport.validation.simulated import Subject
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from smollm2 import NEW_TOKENS, SmolLM2, needs_package
 
 pytestmark = [pytest.mark.slow, needs_package]

@@ -5,7 +5,8 @@ import shutil
 
 import msgspec
 import pytest
-from autoport.schema import Facts, Plan
+from autoport.schema.facts import Facts
+from autoport.schema.plan import Plan
 from autoport.validation import real_size, step
 
 PORT = "yi-6b"  # 32 heads and 4 KV heads of 128, hidden size 4096

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from autoport.port import Options, run_step
+from autoport.port_state import Port
 from autoport.validation import reference, serving, supervise
 from autoport.validation.backends import open_backend
 from autoport.validation.battery import ServerGone, run_battery
@@ -19,7 +20,7 @@ from autoport.validation.checkpoints import choose
 from autoport.validation.client import BadReply, Client
 from autoport.validation.serving_server import Settings, free_port, server
 from autoport.validation.supervise import Supervised, group_exists
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from checkpoints import real_config, write_checkpoint
 
 pytestmark = pytest.mark.slow

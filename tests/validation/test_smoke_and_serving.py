@@ -21,11 +21,12 @@ from autoport.cli.status import serving_rows
 from autoport.codegen.document import documents
 from autoport.errors import Refusal
 from autoport.port import Options, run_step
-from autoport.schema import Plan
+from autoport.port_state import Port
+from autoport.schema.plan import Plan
 from autoport.validation import checkpoints, serving, serving_server, smoke, supervise
 from autoport.validation.backends import Backend
 from autoport.validation.checkpoints import Chosen
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from checkpoints import llama_keys, small_config, write_checkpoint
 from fake_openai import fake
 from fake_vllm import write_fake_vllm
@@ -297,7 +298,7 @@ def test_results_that_cannot_be_written(port, backend, monkeypatch):
         raise OSError(28, "No space left on device")
 
     before = results_md(port)
-    monkeypatch.setattr("autoport.workspace.os.fsync", full)
+    monkeypatch.setattr("autoport.files.os.fsync", full)
     with pytest.raises(Refusal, match="WS-WRITE: cannot write: No space left on device"):
         serving.serve_test(port, backend())
     assert results_md(port) == before
@@ -312,7 +313,8 @@ import sys
 sys.path[:0] = {sys.path!r}
 from autoport.validation import serving
 from autoport.validation.backends import Backend
-from autoport.workspace import Port, Workspace
+from autoport.port_state import Port
+from autoport.workspace import Workspace
 from test_smoke_and_serving import choose
 serving.choose = choose
 backend = Backend("simulator", {variables | {"FAKE_FAULTS": "in_a_crowd"}!r}, "here", 30.0)
@@ -391,7 +393,7 @@ def test_a_source_without_a_tokenizer_is_replaced_by_a_twin_with_one(port, backe
 
 
 def test_a_source_that_is_too_large(port):
-    from autoport.schema import Checkpoint
+    from autoport.schema.facts import Checkpoint
 
     checkpoint = port.read_state("checkpoint.json", Checkpoint, "research")
     checkpoint.total_bytes = 14_000_000_000

@@ -14,11 +14,14 @@ from autoport.codegen.render import render
 from autoport.errors import Refusal
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, run_step
-from autoport.schema import Facts, Plan, Proof
+from autoport.port_state import Port
+from autoport.schema.facts import Facts
+from autoport.schema.plan import Plan
+from autoport.schema.proof import Proof
 from autoport.validation.quantize import quantize, restore, store
 from autoport.validation.twin import build
 from autoport.validation.variant_proof import run
-from autoport.workspace import Port, Workspace
+from autoport.workspace import Workspace
 from test_expert_proofs import CONFIGS, SMALL
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 

@@ -27,18 +27,8 @@ from autoport.analysis.scope import (
 )
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem, Refusal
-from autoport.schema import (
-    Architecture,
-    Block,
-    Checkpoint,
-    Embedding,
-    Facts,
-    Head,
-    Layers,
-    Mlp,
-    Norm,
-    Storage,
-)
+from autoport.schema.architecture import Architecture, Block, Embedding, Head, Layers, Mlp, Norm, Storage
+from autoport.schema.facts import Checkpoint, Facts
 
 
 def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:

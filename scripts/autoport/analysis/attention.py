@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.traits import Traits
-from autoport.schema import Attention, Norm, OutputGate, QkNorm
+from autoport.schema.architecture import Attention, Norm, OutputGate, QkNorm
 
 LARGEST_FUSED_HEAD_DIM = 128  # flash, segmented and decode attention kernels
 BLOCK_SIZE = 32  # the plugin's default; the segmented kernel takes windows of whole blocks

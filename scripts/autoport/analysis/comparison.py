@@ -5,7 +5,10 @@ import re
 from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.reference import load_table
 from autoport.analysis.windows import binds
-from autoport.schema import Architecture, Facts, Norm, Rope, Section, WeightMap
+from autoport.schema.architecture import Architecture, Norm, Rope
+from autoport.schema.facts import Facts
+from autoport.schema.plan import Section
+from autoport.schema.weights import WeightMap
 
 Row = tuple[str, str, str]
 """What the model does, the change to the reference, where that is known from."""

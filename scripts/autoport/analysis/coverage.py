@@ -8,7 +8,8 @@ import msgspec
 from autoport.analysis.weight_map import expand
 from autoport.errors import Problem
 from autoport.research.keys import fold, fold_all, fold_experts, label, ranges
-from autoport.schema import Checkpoint, WeightEntry, WeightMap
+from autoport.schema.facts import Checkpoint
+from autoport.schema.weights import WeightEntry, WeightMap
 
 # Pattern of a key that nothing takes -> why it may be there; the first that matches is said.
 UNEXPECTED_CAUSES = [

@@ -9,7 +9,8 @@ from autoport.errors import Problem
 from autoport.research.aliases import ALIASES
 from autoport.research.fields import describe
 from autoport.research.keys import ranges
-from autoport.schema import Architecture, Checkpoint, Facts
+from autoport.schema.architecture import Architecture
+from autoport.schema.facts import Checkpoint, Facts
 
 
 def absent_size_problems(

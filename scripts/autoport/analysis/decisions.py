@@ -12,8 +12,11 @@ import msgspec
 import yaml
 
 from autoport.errors import Problem, Refusal, refuse
-from autoport.schema import Architecture, Override, Plan
-from autoport.workspace import Port, now, sha256, write_atomic
+from autoport.files import sha256, write_atomic
+from autoport.port_state import Port
+from autoport.schema.architecture import Architecture
+from autoport.schema.plan import Override, Plan
+from autoport.units import now
 
 DECISIONS = "decisions.yaml"
 OVERRIDES = "overrides.json"

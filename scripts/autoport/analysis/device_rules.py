@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from autoport.analysis.attention import PARTITIONS
 from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
-from autoport.schema import Violation
+from autoport.schema.parallel import Violation
 
 LARGEST_QKV_COLUMNS = 4096
 LARGEST_MLP_COLUMNS = 4096  # 8 tiles of 512 columns

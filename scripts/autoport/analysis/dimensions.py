@@ -3,7 +3,8 @@
 import msgspec
 
 from autoport.analysis.moe import has_dense_layers
-from autoport.schema import Architecture, Facts
+from autoport.schema.architecture import Architecture
+from autoport.schema.facts import Facts
 
 EXPERT, SHARED = "an expert's intermediate size", "the shared experts' intermediate size"
 

@@ -17,7 +17,9 @@ from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import load_config, read_facts
 from autoport.research.draft import EAGLE3_HIDDEN_STATES, LAYER_CONFIG, draft_problems, find_draft
 from autoport.research.source import open_source
-from autoport.schema import Architecture, Checkpoint, IgnoredKeys, WeightEntry, WeightMap
+from autoport.schema.architecture import Architecture
+from autoport.schema.facts import Checkpoint
+from autoport.schema.weights import IgnoredKeys, WeightEntry, WeightMap
 
 HF_NAME = "Eagle3LlamaForCausalLM"
 LAYER = "model.layers.0."

@@ -17,7 +17,8 @@ from autoport.research.config import load_config, read_facts
 from autoport.research.quantization import CONFIG_KEYS
 from autoport.research.source import open_source
 from autoport.research.step import add_modeling
-from autoport.schema import EpPlan, Facts, TpPlan, Violation, WeightBytes
+from autoport.schema.facts import Facts
+from autoport.schema.parallel import EpPlan, TpPlan, Violation, WeightBytes
 
 
 class Estimate(msgspec.Struct):

@@ -9,7 +9,7 @@ from autoport.analysis.device_rules import device_violations
 from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.instances import Instance
 from autoport.analysis.tensor_parallel import check_rules, memory_violations
-from autoport.schema import EpCandidate, EpPlan, TpPlan, Violation, WeightBytes
+from autoport.schema.parallel import EpCandidate, EpPlan, TpPlan, Violation, WeightBytes
 
 UNIFIED_GROUP = (
     "all collectives run on the whole world; weights of o_proj and dense down_proj are divided by ep_degree"

@@ -24,16 +24,10 @@ from autoport.analysis.weight_map import LAYER, build_weight_map
 from autoport.errors import Problem, Refusal, refuse
 from autoport.research.modeling.classes import Decoder
 from autoport.research.modeling.locate import transformers_file
-from autoport.schema import (
-    Architecture,
-    Checkpoint,
-    Facts,
-    Finding,
-    Gap,
-    GapParameter,
-    WeightEntry,
-    WeightMap,
-)
+from autoport.schema.architecture import Architecture
+from autoport.schema.facts import Checkpoint, Facts, Finding
+from autoport.schema.plan import Gap, GapParameter
+from autoport.schema.weights import WeightEntry, WeightMap
 
 GapSection = Literal["attention", "mlp", "decoder"]
 

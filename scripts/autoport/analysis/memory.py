@@ -1,7 +1,7 @@
 """What one rank holds at a tensor-parallel size, part by part, as rows of a table."""
 
 from autoport.errors import refuse
-from autoport.schema import TpCandidate, TpPlan
+from autoport.schema.parallel import TpCandidate, TpPlan
 from autoport.units import size_text
 
 MEMORY_COLUMNS = ("What", "Per rank", "How")

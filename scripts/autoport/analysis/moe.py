@@ -6,7 +6,7 @@ from typing import Literal
 from autoport.analysis.families.moe_style import MoeStyle
 from autoport.analysis.traits import Traits
 from autoport.expressions import names
-from autoport.schema import Architecture, Moe, Norm, Routing, SharedExperts
+from autoport.schema.architecture import Architecture, Moe, Norm, Routing, SharedExperts
 
 EXPERT_ACTIVATIONS: dict[str, Literal["silu", "gelu"]] = {"silu": "silu", "swish": "silu", "gelu": "gelu"}
 SHARED_ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from autoport.analysis.families.moe_style import MoeStyle
 from autoport.analysis.keys import CheckpointKeys
-from autoport.schema import Architecture, Moe, SharedExperts, WeightEntry
+from autoport.schema.architecture import Architecture, Moe, SharedExperts
+from autoport.schema.weights import WeightEntry
 
 PREFIX = "model.layers.{i}.mlp."
 

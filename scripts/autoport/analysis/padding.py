@@ -7,7 +7,7 @@ never sampled.
 
 from autoport.analysis.attention import PARTITIONS
 from autoport.analysis.dimensions import EXPERT, Dimensions
-from autoport.schema import Violation
+from autoport.schema.parallel import Violation
 
 EXPERT_MULTIPLE = 16  # of an expert's columns on a rank, from 128 on: moe_cte raises an error otherwise
 

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 from autoport.analysis.families import find_family
 from autoport.analysis.windows import binds
-from autoport.schema import Architecture, Facts, Pitfall, Rope, TpPlan
+from autoport.schema.architecture import Architecture, Rope
+from autoport.schema.facts import Facts
+from autoport.schema.parallel import TpPlan
+from autoport.schema.plan import Pitfall
 
 DEFAULT_THETA = 10_000
 SECOND_NORM = "post_attention_layernorm"

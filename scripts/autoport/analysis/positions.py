@@ -5,7 +5,8 @@ from typing import Any, get_args
 
 from autoport.analysis.traits import Traits
 from autoport.research.rope import SCALINGS
-from autoport.schema import Fact, Rope
+from autoport.schema.architecture import Rope
+from autoport.schema.facts import Fact
 
 
 def describe_rope(traits: Traits) -> Rope | None:

@@ -5,7 +5,8 @@ from typing import Any
 import yaml
 
 from autoport.resources import references_dir
-from autoport.schema import Architecture, TpPlan
+from autoport.schema.architecture import Architecture
+from autoport.schema.parallel import TpPlan
 
 TABLE = "reference-models.yaml"
 

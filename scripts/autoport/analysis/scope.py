@@ -16,7 +16,7 @@ from autoport.research.config import NOT_PORTED
 from autoport.research.fields import describe, is_number
 from autoport.research.keys import ranges
 from autoport.research.rope import SCALINGS, supported_types
-from autoport.schema import Fact, Facts
+from autoport.schema.facts import Fact, Facts
 
 INCOMPLETE = "'autoport port NAME SOURCE --incomplete' writes all the rest"
 BY_HAND = (

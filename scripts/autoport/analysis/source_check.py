@@ -9,7 +9,8 @@ from autoport import expressions
 from autoport.analysis.families.family import Family
 from autoport.errors import Problem
 from autoport.research.modeling.traits import QK_NORMS
-from autoport.schema import Architecture, Facts, Finding, Norm
+from autoport.schema.architecture import Architecture, Norm
+from autoport.schema.facts import Facts, Finding
 
 NEXT_STEP = "read the place; the declaration of this class or the reading of its file has to be corrected"
 

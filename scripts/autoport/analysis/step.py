@@ -26,22 +26,17 @@ from autoport.analysis.tensor_parallel import (
 )
 from autoport.analysis.weight_map import build_weight_map, second_copies
 from autoport.errors import Refusal, refuse
+from autoport.naming import class_prefix
 from autoport.port import Options, Outcome, Port
 from autoport.research.config import config_digest
 from autoport.research.stale import what_changed
-from autoport.schema import (
-    Architecture,
-    Checkpoint,
-    EpPlan,
-    Facts,
-    Gap,
-    Override,
-    Plan,
-    TpPlan,
-    WeightMap,
-)
+from autoport.schema.architecture import Architecture
+from autoport.schema.facts import Checkpoint, Facts
+from autoport.schema.parallel import EpPlan, TpPlan
+from autoport.schema.plan import Gap, Override, Plan
+from autoport.schema.weights import WeightMap
 from autoport.search_ops import search
-from autoport.workspace import Workspace, class_prefix
+from autoport.workspace import Workspace
 
 NEAREST = 3  # operators that are named for a gap
 

@@ -8,16 +8,9 @@ from autoport.analysis.dimensions import EXPERT, Dimensions
 from autoport.analysis.instances import Instance, find_instance
 from autoport.analysis.padding import candidate_sizes, padded_sizes, padding
 from autoport.errors import refuse
-from autoport.schema import (
-    Architecture,
-    Attention,
-    TpCandidate,
-    TpPlan,
-    Violation,
-    WeightBytes,
-    WeightEntry,
-    WeightMap,
-)
+from autoport.schema.architecture import Architecture, Attention
+from autoport.schema.parallel import TpCandidate, TpPlan, Violation, WeightBytes
+from autoport.schema.weights import WeightEntry, WeightMap
 from autoport.units import size_text
 
 KV_BYTES_PER_ELEMENT = 2  # the cache is bfloat16

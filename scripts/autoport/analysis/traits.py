@@ -7,7 +7,7 @@ from autoport.errors import Problem
 from autoport.research.fields import ALIASES, describe
 from autoport.research.readings import reading
 from autoport.research.values import ConfigValues, UnknownAttribute
-from autoport.schema import Fact, Facts
+from autoport.schema.facts import Fact, Facts
 
 
 class Traits:

@@ -8,7 +8,8 @@ from autoport.analysis.families.moe_style import MoeStyle
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.moe_weights import moe_entries
-from autoport.schema import Architecture, IgnoredKeys, Norm, WeightEntry, WeightMap
+from autoport.schema.architecture import Architecture, Norm
+from autoport.schema.weights import IgnoredKeys, WeightEntry, WeightMap
 
 LAYER = "model.layers.{i}."
 INV_FREQ = IgnoredKeys(

@@ -1,6 +1,6 @@
 """Whether a window ever hides a token."""
 
-from autoport.schema import Architecture
+from autoport.schema.architecture import Architecture
 
 
 def binds(window: int | None, architecture: Architecture) -> bool:

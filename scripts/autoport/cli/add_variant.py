@@ -51,8 +51,9 @@ def command(
     """Add an implementation to a model: its file, the factory's branches, and a test of each path to it."""
     from autoport.cli.output import note, print_json
     from autoport.codegen.add_variant import declare, run
+    from autoport.port_state import Port
     from autoport.variants import parse_conditions
-    from autoport.workspace import Port, Workspace
+    from autoport.workspace import Workspace
 
     declared = declare(
         variant,

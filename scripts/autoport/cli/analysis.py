@@ -2,14 +2,15 @@
 
 from autoport.cli.output import note, print_table
 from autoport.cli.parallel import hardware_text, print_experts
-from autoport.workspace import Port
+from autoport.port_state import Port
 
 
 def print_analysis(port: Port) -> None:
     """Print the plan as it stands in plan.json: sections, parallel sizes, memory, pitfalls, what is composed."""
     from autoport.analysis.memory import MEMORY_COLUMNS, memory_rows
     from autoport.analysis.tensor_parallel import CANDIDATE_COLUMNS, candidate_rows, recommendation
-    from autoport.schema import Facts, Plan
+    from autoport.schema.facts import Facts
+    from autoport.schema.plan import Plan
 
     plan = port.read_state("plan.json", Plan, "analyze")
     facts = port.read_state("facts.json", Facts, "research")

@@ -19,12 +19,13 @@ def command(
 
     from autoport.cli import port
     from autoport.cli.output import note, working
+    from autoport.port_state import Port
     from autoport.resources import references_dir
-    from autoport.schema import Proof
+    from autoport.schema.proof import Proof
     from autoport.validation.ranks import check_installed
     from autoport.validation.step import summarise
     from autoport.validation.twin import build_from
-    from autoport.workspace import Port, Workspace
+    from autoport.workspace import Workspace
 
     check_installed()
     made = Workspace.create(workspace or Path(tempfile.mkdtemp(prefix="autoport-demo-"), "workspace"))

@@ -12,7 +12,7 @@ from autoport.cli.arguments import AsJson, WorkspacePath
 
 if TYPE_CHECKING:
     from autoport.diagnose import Diagnosis, Match
-    from autoport.workspace import Port
+    from autoport.port_state import Port
 
 
 def command(
@@ -49,7 +49,8 @@ def command(
 
 
 def _named_port(workspace: Path, name: str) -> "Port":
-    from autoport.workspace import Port, Workspace
+    from autoport.port_state import Port
+    from autoport.workspace import Workspace
 
     return Port(Workspace.find(workspace, writable=False), name)
 
@@ -57,7 +58,8 @@ def _named_port(workspace: Path, name: str) -> "Port":
 def _likely_port(folder: Path, diagnosis: "Diagnosis") -> "Port | None":
     """The port that the log's tracebacks go through, else the only one of the workspace; None when unclear."""
     from autoport.errors import Refusal
-    from autoport.workspace import Port, Workspace
+    from autoport.port_state import Port
+    from autoport.workspace import Workspace
 
     try:
         workspace = Workspace.find(folder, writable=False)

@@ -17,7 +17,8 @@ def command(
     from autoport.analysis.draft import HF_NAME, plan_draft
     from autoport.cli.output import print_json
     from autoport.codegen.draft import write_draft
-    from autoport.workspace import Port, Workspace
+    from autoport.port_state import Port
+    from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace), name, source)
     with port.lock():

@@ -31,8 +31,9 @@ def command(
 def _explain(name: str, workspace: Path, as_json: bool) -> None:
     from autoport.cli.output import note, print_json, print_table
     from autoport.codegen.explain import explain
-    from autoport.schema import Plan
-    from autoport.workspace import Port, Workspace
+    from autoport.port_state import Port
+    from autoport.schema.plan import Plan
+    from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace), name)
     blocks = explain(port.read_state("plan.json", Plan, "analyze"), port.workspace.package)

@@ -1,7 +1,7 @@
 """How parallel plans are shown to a person."""
 
 from autoport.cli.output import print_table
-from autoport.schema import EpPlan, TpPlan
+from autoport.schema.parallel import EpPlan, TpPlan
 from autoport.units import size_text
 
 

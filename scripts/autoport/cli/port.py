@@ -27,8 +27,9 @@ from autoport.errors import Refusal
 
 if TYPE_CHECKING:
     from autoport.port import Options, StepResult
-    from autoport.schema import Override, Section
-    from autoport.workspace import Port, Workspace
+    from autoport.port_state import Port
+    from autoport.schema.plan import Override, Section
+    from autoport.workspace import Workspace
 
 
 def command(
@@ -76,7 +77,7 @@ def command(
     from autoport.cli.output import EXIT_CODES, note, print_json
     from autoport.cli.port_report import report
     from autoport.port import STEPS, Options, StepResult, forget_stale_source, next_step, require_device
-    from autoport.workspace import Port
+    from autoport.port_state import Port
 
     options = Options(
         dry_run=dry_run,

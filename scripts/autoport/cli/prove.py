@@ -28,8 +28,9 @@ def command(
 
 def prove_variant(name: str, workspace: Path, variant: str, tp: list[int], as_json: bool) -> None:
     from autoport.cli.output import EXIT_CODES, print_json, working
+    from autoport.port_state import Port
     from autoport.validation.variant_proof import run
-    from autoport.workspace import Port, Workspace
+    from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace), name)
     with port.lock(), working(f"Proof of {variant} ..."):

@@ -10,8 +10,8 @@ from autoport.cli.arguments import AsJson, Name, WorkspacePath
 
 if TYPE_CHECKING:
     from autoport.port import StepResult
+    from autoport.port_state import Port
     from autoport.review.step import Review, RuleResult
-    from autoport.workspace import Port
 
 
 def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
@@ -21,7 +21,8 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
     """
     from autoport.cli.output import EXIT_CODES, print_json, working
     from autoport.port import STEPS, Options, run_step
-    from autoport.workspace import Port, Workspace
+    from autoport.port_state import Port
+    from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace), name)
     with port.lock(), working(f"{STEPS['review'].title} ..."):
@@ -37,7 +38,7 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
 def report_findings(port: "Port", results: Sequence["StepResult"]) -> None:
     """Print what a reader of `autoport port` has to know besides the table: warnings, faults, questions."""
     from autoport.review.step import Review
-    from autoport.schema import Facts
+    from autoport.schema.facts import Facts
 
     ran = {result.step for result in results}
     warnings = port.read_state("facts.json", Facts, "research").warnings if "research" in ran else []

@@ -33,10 +33,11 @@ def command(
     from autoport.cli.output import print_json, working
     from autoport.codegen.register import require_row
     from autoport.errors import ExitCode
+    from autoport.port_state import Port
     from autoport.validation import serving
     from autoport.validation.backends import best_backend, open_backend
     from autoport.validation.smoke import needs_expert_parallel
-    from autoport.workspace import Port, Workspace
+    from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace), name)
     if base_url:

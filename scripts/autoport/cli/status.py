@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 from autoport.cli.arguments import AsJson, Name, WorkspacePath
 
 if TYPE_CHECKING:
-    from autoport.workspace import Port
+    from autoport.port_state import Port
 
 
 def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """Show which steps of a port are done, and which of its files were edited since."""
     from autoport.cli.output import print_json, print_table
     from autoport.port import STEPS
-    from autoport.workspace import Port, Workspace
+    from autoport.port_state import Port
+    from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace, writable=False), name)
     if not port.exists:
@@ -78,7 +79,7 @@ def serving_rows(port: "Port") -> list[tuple[str, str, str, str]]:
 def note_lost_row(port: "Port") -> None:
     """Mark Step 5 as lost when the plugin takes another class for the port's architecture by now."""
     from autoport.codegen.register import is_registered, registered_from
-    from autoport.schema import Plan
+    from autoport.schema.plan import Plan
 
     record = port.manifest.steps.get("register")
     if record is None or record.status != "done" or port.manifest.unregistered:

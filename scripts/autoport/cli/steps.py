@@ -7,7 +7,8 @@ import typer
 
 from autoport.cli.output import EXIT_CODES, print_json, report_steps, working
 from autoport.port import STEPS, Options, run_step
-from autoport.workspace import Port, Workspace
+from autoport.port_state import Port
+from autoport.workspace import Workspace
 
 
 def run_single(

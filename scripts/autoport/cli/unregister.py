@@ -9,7 +9,8 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
     """Take a model's rows, and the import that is unused then, out of the plugin's registry.py."""
     from autoport.cli.output import print_json
     from autoport.codegen.registry_rows import unregister
-    from autoport.workspace import Port, Workspace
+    from autoport.port_state import Port
+    from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace), name)
     with port.lock():

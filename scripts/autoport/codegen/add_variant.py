@@ -17,10 +17,11 @@ from autoport.codegen.out_of_tree import PLUGIN_API, own_files
 from autoport.codegen.render import Checked, identifier, render_python
 from autoport.codegen.variant_tests import selection_cases
 from autoport.errors import Problem, Refusal, refuse
+from autoport.files import write_atomic
 from autoport.package_workspace import PackageWorkspace
-from autoport.schema import Plan
+from autoport.port_state import Port
+from autoport.schema.plan import Plan
 from autoport.variants import FORMATS, STATE_FILE, Variant, check_variants, read_variants
-from autoport.workspace import Port, write_atomic
 
 # How a format's tensors are stored: template of the view that dequantizes them, and the view's class.
 LAYOUTS = {

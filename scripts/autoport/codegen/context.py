@@ -10,7 +10,7 @@ from autoport.codegen.moe import FLOAT_FIELDS as EXPERT_FLOAT_FIELDS
 from autoport.codegen.moe import moe_context, moe_loaders
 from autoport.codegen.render import Checked
 from autoport.codegen.support import norm_parameters
-from autoport.schema import Architecture
+from autoport.schema.architecture import Architecture
 
 # Activations of NF.mlp, by the names of `ActFnType`.
 KERNEL_ACTIVATIONS = {"silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU_Tanh_Approx"}

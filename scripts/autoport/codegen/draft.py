@@ -7,7 +7,9 @@ from autoport.codegen.gaps import gap_context
 from autoport.codegen.register import edited
 from autoport.codegen.render import Checked, render_python
 from autoport.errors import refuse
-from autoport.workspace import Port, class_prefix, write_atomic
+from autoport.files import write_atomic
+from autoport.naming import class_prefix
+from autoport.port_state import Port
 
 TEMPLATES = {
     "__init__.py": "boilerplate/init.py.j2",

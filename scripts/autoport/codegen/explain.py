@@ -16,7 +16,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from autoport.codegen.generate import TEMPLATES, render_context
 from autoport.codegen.render import finish_python, make_environment
-from autoport.schema import Plan
+from autoport.schema.plan import Plan
 
 BEGIN, END, STOP = "\ue000", "\ue002", "\ue001"
 MARK = re.compile(f"([{BEGIN}{END}])([0-9]+){STOP}")

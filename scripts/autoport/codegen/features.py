@@ -2,8 +2,9 @@
 
 import msgspec
 
-from autoport.schema import Plan
-from autoport.workspace import Port, sha256
+from autoport.files import sha256
+from autoport.port_state import Port
+from autoport.schema.plan import Plan
 
 STATE_FILE = "features.json"
 NOT_VERIFIED, NOT_IMPLEMENTED, NOT_APPLICABLE = "not verified", "❌", "N/A"

@@ -5,8 +5,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from autoport.schema import Gap
-from autoport.workspace import Port
+from autoport.port_state import Port
+from autoport.schema.plan import Gap
 
 MARK = "to be written: "
 WIDTH = 80

@@ -14,9 +14,10 @@ from autoport.codegen.render import render_python
 from autoport.codegen.support import check_plan
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, Outcome
-from autoport.schema import Plan, WeightEntry
+from autoport.port_state import Port
+from autoport.schema.plan import Plan
+from autoport.schema.weights import WeightEntry
 from autoport.variants import BASE, Variant, read_variants
-from autoport.workspace import Port
 
 TEMPLATES = {
     "__init__.py": "boilerplate/init.py.j2",

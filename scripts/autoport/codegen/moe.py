@@ -4,7 +4,7 @@ from typing import Any
 
 from autoport.analysis.moe import has_dense_layers
 from autoport.codegen.render import Checked
-from autoport.schema import Architecture, Routing
+from autoport.schema.architecture import Architecture, Routing
 
 MLP = "model.layers.{i}.mlp"
 

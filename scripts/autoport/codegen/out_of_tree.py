@@ -9,8 +9,9 @@ from autoport.codegen.render import identifier, render, render_python
 from autoport.errors import refuse
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, Outcome
-from autoport.schema import Plan
-from autoport.workspace import Port, Workspace
+from autoport.port_state import Port
+from autoport.schema.plan import Plan
+from autoport.workspace import Workspace
 
 PLUGIN_API = "plugin_api.py"
 TEMPLATES = {"__init__.py": "out_of_tree/init.py.j2", PLUGIN_API: "out_of_tree/plugin_api.py.j2"}

@@ -8,10 +8,12 @@ from autoport.codegen import out_of_tree
 from autoport.codegen.registry_edit import Row, add_row, row_origins
 from autoport.codegen.render import identifier
 from autoport.errors import Problem, Refusal, refuse
+from autoport.files import write_atomic
+from autoport.naming import class_prefix
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, Outcome
-from autoport.schema import Plan
-from autoport.workspace import Port, class_prefix, write_atomic
+from autoport.port_state import Port
+from autoport.schema.plan import Plan
 
 
 def run(port: Port, options: Options) -> Outcome:

@@ -8,8 +8,10 @@ import msgspec
 
 from autoport.codegen.registry_edit import REGISTRY, drop_unused_imports, row_list
 from autoport.errors import refuse
+from autoport.files import write_atomic
 from autoport.package_workspace import PackageWorkspace
-from autoport.workspace import Port, Workspace, write_atomic
+from autoport.port_state import Port
+from autoport.workspace import Workspace
 
 
 class BrokenRow(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 import msgspec
 
 from autoport.codegen.features import model_hash
-from autoport.workspace import Port
+from autoport.port_state import Port
 
 STATE_FILE = "results.json"
 OFFLINE, ONLINE = "offline", "online"

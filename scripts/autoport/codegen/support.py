@@ -4,7 +4,8 @@ from autoport.analysis.families.family import NORM_NAMES
 from autoport.analysis.moe import has_dense_layers
 from autoport.codegen.moe import moe_parameters
 from autoport.errors import Problem, Refusal
-from autoport.schema import Architecture, Norm, Plan
+from autoport.schema.architecture import Architecture, Norm
+from autoport.schema.plan import Plan
 
 LAYER = "model.layers.{i}"
 

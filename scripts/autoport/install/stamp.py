@@ -6,8 +6,8 @@ import msgspec
 
 from autoport import __version__
 from autoport.errors import refuse
+from autoport.files import sha256
 from autoport.install.bundle import MAIN_SKILL
-from autoport.workspace import sha256
 
 STAMP = ".autoport-install.json"
 

@@ -12,7 +12,7 @@ from typing import Any
 from autoport.errors import Problem, Refusal, refuse
 from autoport.research.keys import fold_all, label
 from autoport.research.source import Source
-from autoport.schema import Checkpoint, TensorHeader
+from autoport.schema.facts import Checkpoint, TensorHeader
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

@@ -28,7 +28,7 @@ from autoport.research.layers import resolve_layers
 from autoport.research.nested import TEXT_PATHS, find_text_config, find_vision_config
 from autoport.research.rope import resolve_rope
 from autoport.research.source import Source
-from autoport.schema import Fact, Facts
+from autoport.schema.facts import Fact, Facts
 
 LARGEST_CONFIG_BYTES = 16 * 1024 * 1024
 LONGEST_NUMBER = 300  # digits of an integer; a float holds it then

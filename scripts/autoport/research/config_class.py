@@ -22,7 +22,7 @@ from autoport.research.config_defaults import (
     transformers_dir,
 )
 from autoport.research.config_defaults import transformers_version as version
-from autoport.schema import Fact
+from autoport.schema.facts import Fact
 
 # transformers' configuration_utils.remap_legacy_layer_types
 LEGACY_LAYER_TYPES = {

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autoport.schema import Fact
+from autoport.schema.facts import Fact
 
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,

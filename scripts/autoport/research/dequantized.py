@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from autoport.errors import Problem, Refusal
-from autoport.schema import Checkpoint, TensorHeader
+from autoport.schema.facts import Checkpoint, TensorHeader
 
 DTYPE = "BF16"  # of the weights once they are dequantised
 DTYPE_BYTES = 2

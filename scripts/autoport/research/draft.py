@@ -8,7 +8,7 @@ import msgspec
 
 from autoport.errors import Problem
 from autoport.research.fields import is_integer
-from autoport.schema import Checkpoint
+from autoport.schema.facts import Checkpoint
 
 Kind = Literal["EAGLE-1", "Eagle3"]
 LAYER_CONFIG = "transformer_layer_config"  # of the speculators library: the draft's decoder layers

@@ -5,7 +5,7 @@ from typing import Any
 
 from autoport.research.aliases import READ_WITH
 from autoport.research.fields import Resolver, describe, is_flag, is_integer, is_number, is_text
-from autoport.schema import Fact
+from autoport.schema.facts import Fact
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
 ROUTER_NAMES = ("router_score", "router_method")  # said by the file even where the class has only one

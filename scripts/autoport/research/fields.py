@@ -6,13 +6,13 @@ from typing import Any
 
 from autoport import expressions
 from autoport.errors import Problem
-from autoport.field_types import LARGEST_LAYER_COUNT, LARGEST_SIZE
 from autoport.research.aliases import ALIASES
 from autoport.research.config_class import class_attributes
 from autoport.research.config_defaults import config_defaults
 from autoport.research.readings import READINGS
 from autoport.research.values import ConfigValues, UnknownAttribute
-from autoport.schema import Fact
+from autoport.schema.facts import Fact
+from autoport.schema.field_types import LARGEST_LAYER_COUNT, LARGEST_SIZE
 
 SHAPE = ("hidden_size", "num_layers")  # that every published config gives
 OUTER_KEYS = (

@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 
 from autoport.research.keys import fold, ranges
-from autoport.schema import Checkpoint
+from autoport.schema.facts import Checkpoint
 
 
 class KeyRow(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from autoport.research.fields import Resolver, is_integer
-from autoport.schema import Fact
+from autoport.schema.facts import Fact
 
 REQUIRED = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 INDEXER = ("index_n_heads", "index_head_dim", "index_topk")

@@ -5,7 +5,7 @@ from typing import Any
 
 from autoport.research.aliases import READ_WITH
 from autoport.research.fields import Resolver, describe, is_flag, is_integer, is_text_list
-from autoport.schema import Fact
+from autoport.schema.facts import Fact
 
 WINDOWED = ("sliding_attention", "local", "local_attention")
 FULL = ("full_attention", "global", "attention")

@@ -8,7 +8,7 @@ import msgspec
 
 from autoport.research.inspection import KeyRow, fold_keys
 from autoport.research.quantization import evidence
-from autoport.schema import Checkpoint
+from autoport.schema.facts import Checkpoint
 
 # Order of rows in a fused q, k, v tensor, which shapes do not tell; by model type, read in the modeling files.
 PER_HEAD = "per head: q, k, v of head 0, then of head 1, ... (h, 3, d)"

@@ -8,7 +8,7 @@ import msgspec
 
 from autoport.errors import Problem
 from autoport.research.fields import describe
-from autoport.schema import Checkpoint, TensorHeader
+from autoport.schema.facts import Checkpoint, TensorHeader
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 FLOAT_DTYPES = {"BF16", "F16", "F32", "F64"}

@@ -11,7 +11,7 @@ import msgspec
 
 from autoport.research.aliases import READ_WITH
 from autoport.research.fields import Resolver, describe, is_number, is_text
-from autoport.schema import Fact
+from autoport.schema.facts import Fact
 
 
 class Scaling(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from pathlib import Path
 from autoport.errors import Refusal
 from autoport.research.config import config_digest, load_config
 from autoport.research.source import HubSource, open_source
-from autoport.schema import Facts
+from autoport.schema.facts import Facts
 
 
 def what_changed(source: str, facts: Facts) -> str:

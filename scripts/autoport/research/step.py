@@ -20,7 +20,7 @@ from autoport.research.nested import find_text_config
 from autoport.research.quantization import quantization_problems
 from autoport.research.source import Source, open_source
 from autoport.research.tied_head import compare_head
-from autoport.schema import Checkpoint, Fact, Facts
+from autoport.schema.facts import Checkpoint, Fact, Facts
 from autoport.units import size_text
 from autoport.variants import loaded_by
 

@@ -1,7 +1,7 @@
 """Whether a checkpoint that ties its head to the embedding also holds the head, and if so the same one."""
 
 from autoport.research.source import Source
-from autoport.schema import Checkpoint, Fact
+from autoport.schema.facts import Checkpoint, Fact
 
 HEAD = "lm_head.weight"
 EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")

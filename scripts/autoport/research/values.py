@@ -6,7 +6,7 @@ from typing import Any
 from autoport import expressions
 from autoport.research.config_class import class_attributes
 from autoport.research.config_defaults import config_defaults
-from autoport.schema import Fact
+from autoport.schema.facts import Fact
 
 
 class UnknownAttribute(LookupError):

@@ -11,7 +11,8 @@ from autoport.review.names import Mappings, weight_mappings
 from autoport.review.parameters import Parameter, model_parameters
 from autoport.review.source import Class, Function, PortSource, SourceFile
 from autoport.review.syntax import names_in
-from autoport.schema import Checkpoint, Facts, Plan
+from autoport.schema.facts import Checkpoint, Facts
+from autoport.schema.plan import Plan
 from autoport.workspace import Workspace
 
 Status = Literal["pass", "fail", "judge"]

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from autoport.research.config_defaults import class_place
-from autoport.schema import Facts
+from autoport.schema.facts import Facts
 
 
 def reference_places(facts: Facts, topics: Collection[str]) -> list[str]:

@@ -7,13 +7,15 @@ import msgspec
 
 import autoport.review.checks  # noqa: F401  (registers the checks)
 from autoport.errors import refuse
+from autoport.files import read_json
 from autoport.port import Options, Outcome
+from autoport.port_state import Port
 from autoport.review.checklist import Rule, load_checklists
 from autoport.review.finding import CHECKS, Finding, NotApplicable, NotChecked, Subject
 from autoport.review.reference import reference_places
 from autoport.review.source import PortSource, SourceFile
-from autoport.schema import Checkpoint, Facts, Plan
-from autoport.workspace import Port, read_json
+from autoport.schema.facts import Checkpoint, Facts
+from autoport.schema.plan import Plan
 
 RuleStatus = Literal["pass", "fail", "judge", "not checked", "not applicable"]
 

@@ -13,11 +13,12 @@ import msgspec
 
 from autoport.doctor import devices
 from autoport.errors import Problem, Refusal
+from autoport.modules import installed
 from autoport.package_workspace import PLUGIN_GROUP as GENERAL_GROUP
 from autoport.package_workspace import PackageWorkspace
 from autoport.resources import simulator_dir
 from autoport.validation.ranks import INSTALL
-from autoport.workspace import Workspace, installed
+from autoport.workspace import Workspace
 
 BackendName = Literal["simulator", "cpu-mode", "trn2"]
 PLUGIN_GROUP = "vllm.platform_plugins"

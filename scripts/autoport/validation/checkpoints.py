@@ -9,14 +9,15 @@ import msgspec
 
 from autoport.codegen.document import default_tp_size
 from autoport.errors import Refusal, refuse
+from autoport.port_state import Port
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.source import open_source
-from autoport.schema import Checkpoint, Facts, Plan
+from autoport.schema.facts import Checkpoint, Facts
+from autoport.schema.plan import Plan
 from autoport.validation.backends import Backend
 from autoport.validation.shrink import TP_SIZES, shrink
 from autoport.validation.twin import build
 from autoport.validation.twin_tokenizer import write_tokenizer
-from autoport.workspace import Port
 
 SOURCE_LIMIT_BYTES = 4_000_000_000  # of weights; on a CPU more takes minutes a token
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")

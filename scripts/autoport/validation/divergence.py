@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from autoport.schema import PhaseProof, SectionError
+from autoport.schema.proof import PhaseProof, SectionError
 from autoport.validation import metrics, ranks, reference
 from autoport.validation.port_sections import Event, PortSections
 from autoport.validation.reference_sections import ReferenceSections

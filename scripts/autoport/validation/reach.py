@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autoport.schema import Facts
+from autoport.schema.facts import Facts
 from autoport.validation.scenario import LONG, SPLIT
 
 SCALED = ("llama3", "yarn", "longrope")  # they depend on the length that the config gives as the original one

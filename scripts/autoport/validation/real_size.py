@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from autoport.schema import Facts, HardwareRecord, Plan, RealSize
+from autoport.files import write_atomic
+from autoport.schema.facts import Facts
+from autoport.schema.plan import Plan
+from autoport.schema.proof import HardwareRecord, RealSize
 from autoport.validation import ranks
 from autoport.validation.shrink import with_few_layers
 from autoport.validation.simulated import Subject, lay_over, phase_of, read_port, rules_met
-from autoport.workspace import write_atomic
 
 TIME_LIMIT = 120.0  # seconds
 FOLDER = "real-size"  # in the proof's folder

@@ -13,6 +13,8 @@ from autoport.codegen.document import record_results, record_section
 from autoport.codegen.features import FeatureResult, current_results
 from autoport.codegen.results import ONLINE, Measured
 from autoport.errors import Refusal, refuse
+from autoport.port_state import Port
+from autoport.units import now
 from autoport.validation.backends import Backend, command_line, environment
 from autoport.validation.battery import ServerGone, compare, run_battery
 from autoport.validation.battery_checks import Session
@@ -31,7 +33,6 @@ from autoport.validation.serving_server import (
 from autoport.validation.smoke import Known, needs_expert_parallel, recognise, run_folder
 from autoport.validation.smoke_rules import Check
 from autoport.validation.supervise import Supervised
-from autoport.workspace import Port, now
 
 STATE_FILE = "serving.json"
 # Two steps of bfloat16 (8 significant bits) at logits between 16 and 32, as nats.

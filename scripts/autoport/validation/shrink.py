@@ -11,7 +11,7 @@ import msgspec
 from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
 from autoport.analysis.padding import padded_sizes
 from autoport.errors import refuse
-from autoport.schema import Facts
+from autoport.schema.facts import Facts
 from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SINGLE_SHOT_MODEL_LEN, SPLIT
 from autoport.validation.shrink_experts import expert_sizes
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from autoport.schema import HardwareRecord
+from autoport.schema.proof import HardwareRecord
 from autoport.validation import scenario
 from autoport.validation.ranks import Explained, Rank
 from autoport.validation.scenario import (

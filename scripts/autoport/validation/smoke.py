@@ -13,13 +13,15 @@ from autoport.codegen.features import FeatureResult, current_results
 from autoport.codegen.results import OFFLINE, Measured
 from autoport.diagnose import Diagnosis, diagnose, load_catalogue
 from autoport.errors import refuse
-from autoport.schema import Plan
+from autoport.files import read_json
+from autoport.port_state import Port
+from autoport.schema.plan import Plan
+from autoport.units import now
 from autoport.validation.backends import Backend, command_line, environment
 from autoport.validation.checkpoints import FOLDER, Chosen, choose
 from autoport.validation.ranks import versions
 from autoport.validation.smoke_rules import Check, Expected, Recorded, judge
 from autoport.validation.supervise import Supervised, supervised
-from autoport.workspace import Port, now, read_json
 
 STATE_FILE = "smoke.json"
 SIMULATED_MODEL_LEN = 256  # tokens; enough for the prompts, and less to compute than run.py's own

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from autoport.files import write_atomic
 from autoport.validation.smoke_rules import PROBE_LOGPROBS, Generation, Recorded
-from autoport.workspace import write_atomic
 
 
 def main(record: Path, script: str, arguments: list[str]) -> None:

@@ -10,14 +10,17 @@ from autoport.codegen.gaps import unwritten
 from autoport.errors import Problem, Refusal, refuse
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Options, Outcome
-from autoport.schema import Facts, Plan, Proof, ProofRun, RealSize, SectionError, TpCandidate, TpPlan
+from autoport.port_state import Port
+from autoport.schema.facts import Facts
+from autoport.schema.parallel import TpCandidate, TpPlan
+from autoport.schema.plan import Plan
+from autoport.schema.proof import Proof, ProofRun, RealSize, SectionError
 from autoport.validation import real_size
 from autoport.validation.prove import FOLDER, prepare, prove
 from autoport.validation.ranks import check_installed
 from autoport.validation.scenario import SAMPLING
 from autoport.validation.shrink import TP_SIZES
 from autoport.validation.simulated import Subject
-from autoport.workspace import Port
 
 DEFAULT_TP_SIZES = (1, 2)
 

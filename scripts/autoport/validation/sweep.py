@@ -19,13 +19,16 @@ from typing import Literal
 import msgspec
 
 from autoport.errors import Refusal
+from autoport.files import write_atomic
 from autoport.modules import search_path
 from autoport.port import STEPS, Options, run_step
+from autoport.port_state import Port
 from autoport.resources import references_dir, simulator_dir, templates_dir
-from autoport.schema import Plan, Proof
+from autoport.schema.plan import Plan
+from autoport.schema.proof import Proof
 from autoport.validation import landscape
 from autoport.validation.scenario import SAMPLING
-from autoport.workspace import Port, Workspace, write_atomic
+from autoport.workspace import Workspace
 
 TIME_LIMIT = 600.0  # seconds for one port with its proof
 PORT_NAME = "swept"

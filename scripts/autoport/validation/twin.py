@@ -17,10 +17,10 @@ import msgspec
 
 from autoport.analysis.scope import facts_problems
 from autoport.errors import Refusal, refuse
+from autoport.files import write_atomic
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
 from autoport.validation.shrink import shrink
-from autoport.workspace import write_atomic
 
 if TYPE_CHECKING:
     import torch

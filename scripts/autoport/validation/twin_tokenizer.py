@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoport.errors import refuse
-from autoport.workspace import write_atomic
+from autoport.files import write_atomic
 
 BYTES = 256
 CHAT_TEMPLATE = (

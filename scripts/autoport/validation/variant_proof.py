@@ -7,7 +7,9 @@ from typing import Any
 from autoport.errors import refuse
 from autoport.package_workspace import PackageWorkspace
 from autoport.port import Outcome
-from autoport.schema import Facts, Plan
+from autoport.port_state import Port
+from autoport.schema.facts import Facts
+from autoport.schema.plan import Plan
 from autoport.validation.metrics import relative_errors
 from autoport.validation.prove import (
     FOLDER,
@@ -24,7 +26,6 @@ from autoport.validation.scenario import SEQUENCES
 from autoport.validation.simulated import Subject
 from autoport.validation.step import choose_tp_sizes, summarise
 from autoport.variants import Variant, read_variants
-from autoport.workspace import Port
 
 # Part of the quantisation error that a proof lets pass: a port that reads the stored values right computes the
 # same as the reference with these values, so what is left is the arithmetic's own error.

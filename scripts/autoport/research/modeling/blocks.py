@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from autoport.research.modeling.attributes import config_attribute
 from autoport.research.modeling.branches import Unknown, condition
 from autoport.research.modeling.classes import Decoder
-from autoport.schema import Finding
+from autoport.schema.facts import Finding
 
 LAYERS = ("DecoderLayer", "Block", "Layer", "DecoderBlock")
 ATTENTION = ("attn", "attention")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from autoport.research.modeling.attributes import config_attribute
 from autoport.research.modeling.classes import Decoder, class_of, keyword
-from autoport.schema import Finding
+from autoport.schema.facts import Finding
 
 Weight = Literal["plain", "one_plus", "none"]
 GAINS = ("weight", "scale", "gain", "gamma", "g")

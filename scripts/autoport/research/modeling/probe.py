@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from autoport.errors import Problem, Refusal, refuse
-from autoport.modules import run_module
+from autoport.modules import installed, run_module
 from autoport.research.nested import find_text_config
-from autoport.schema import Facts, Finding
-from autoport.workspace import installed
+from autoport.schema.facts import Facts, Finding
 
 WORKER = "autoport.research.modeling.probe_worker"
 LONGEST_SECONDS = 600

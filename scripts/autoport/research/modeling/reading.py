@@ -11,7 +11,7 @@ from autoport.research.modeling.rotary import rotary_findings
 from autoport.research.modeling.routers import router_findings
 from autoport.research.modeling.traits import trait_findings
 from autoport.research.source import Source
-from autoport.schema import Facts, ModelingReading
+from autoport.schema.facts import Facts, ModelingReading
 
 
 def read_modeling(source: Source, facts: Facts, values: Mapping[str, Any]) -> ModelingReading:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from autoport.research.modeling.classes import Decoder
-from autoport.schema import Finding
+from autoport.schema.facts import Finding
 
 NAMES = ("Router", "Gate", "TopKRouter", "SparseMoeBlock", "MoE", "Moe", "TopKGating")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from autoport.research.modeling.attributes import config_attribute
 from autoport.research.modeling.classes import Decoder
-from autoport.schema import Finding
+from autoport.schema.facts import Finding
 
 ROTATES = ("apply_rotary", "rotary_emb(", "rotate_half", "apply_rotary_emb")
 QK_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "qk_norm", "k_norm", "k_layernorm", "key_layernorm")

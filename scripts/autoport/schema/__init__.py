@@ -1,0 +1,1 @@
+"""The files that steps hand to each other, as types, one module for each topic."""
