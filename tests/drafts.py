@@ -52,6 +52,10 @@ PUBLISHED = {
 SPECULATORS = {
     "architectures": ["Eagle3Speculator"],
     "speculators_model_type": "eagle3",
+    "speculators_config": {
+        "proposal_methods": [{"speculative_tokens": 3}],
+        "verifier": {"name_or_path": "a-target"},
+    },
     "draft_vocab_size": DRAFT_V,
     "norm_before_residual": True,
     "torch_dtype": "float32",
@@ -95,6 +99,15 @@ def tensors(
         "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill(0, chosen, True),
     }
     return found | ({"embed_tokens.weight": weight(vocab, hidden, 8.0)} if own_embedding else {})
+
+
+def norms() -> dict[str, Tensor]:
+    """Weights of the norms that only some drafts have."""
+    generator = torch.Generator().manual_seed(11)
+    sizes = {"input_norm": 3 * H, **{f"fc_norm.{index}": H for index in range(3)}}
+    return {
+        f"{name}.weight": 1.0 + 0.4 * torch.randn(size, generator=generator) for name, size in sizes.items()
+    }
 
 
 @torch.no_grad()
@@ -149,6 +162,7 @@ class Reference:
 
     def __init__(self, folder: Path, dtype: torch.dtype, embed_tokens: Tensor | None = None):
         config = json.loads((folder / "config.json").read_text())
+        self.asked = {**config, **config.get("eagle_config", {})}
         self.norm_before_residual = config.get("norm_before_residual", False)
         self.config = LlamaConfig(**config.get("transformer_layer_config", config))
         self.config._attn_implementation = "eager"
@@ -199,14 +213,22 @@ class Reference:
         Args:
             given: Drafts to go on with in place of its own.
         """
+        if self.asked.get("norm_before_fc"):
+            states = self.norm("input_norm", states)
+        if self.asked.get("fc_norm"):
+            parts = states.chunk(3, dim=-1)
+            states = torch.cat(
+                [self.norm(f"fc_norm.{index}", part) for index, part in enumerate(parts)], dim=-1
+            )
         hidden = self.linear("fc", states)
         ids, tokens, all_logits = list(ids), [], []
         for step in range(count):
             output = self.layer(torch.tensor(ids), hidden)[-1:]
-            logits = self.linear("lm_head", self.norm("norm", output))[0]
+            normed = self.norm("norm", output)
+            logits = self.linear("lm_head", normed)[0]
             best = int(logits.argmax())
             tokens.append(best + int(self.d2t[best]))
             all_logits.append(logits.float())
             ids.append(tokens[-1] if given is None else given[step])
-            hidden = torch.cat([hidden, output])
+            hidden = torch.cat([hidden, normed if self.asked.get("norm_output") else output])
         return tokens, torch.stack(all_logits)

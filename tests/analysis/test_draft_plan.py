@@ -100,9 +100,6 @@ def test_both_schemas_of_the_config(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"norm_before_fc": True}, "norm_before_fc True"),
-        ({"fc_norm": True}, "fc_norm True"),
-        ({"norm_output": True}, "norm_output True"),
         ({"num_aux_hidden_states": 4}, "num_aux_hidden_states 4"),
         ({"logit_scale": 0.5}, "logit_scale 0.5"),
         ({"parallel_drafting": True}, "parallel_drafting True"),
@@ -120,8 +117,20 @@ def test_what_is_not_ported(tmp_path, changes, found):
     assert refused(tmp_path, {**CONFIG, **changes}) == [("DRAFT-SCOPE", found)]
 
 
+@pytest.mark.parametrize("config", [{"norm_before_fc": True}, {"eagle_config": {"norm_before_fc": True}}])
+def test_norms_that_only_some_drafts_have(tmp_path, config):
+    keys = draft_keys() | {"input_norm.weight": ("BF16", (3 * H,))}
+    found = plan(tmp_path / "a", {**CONFIG, **config}, keys)
+    assert (found.norms.before_fc, found.norms.fc) == (True, False)
+    assert keys_of(found)["model.input_norm.weight"] == ["input_norm.weight"]
+    assert [rule for rule, _ in refused(tmp_path / "b", CONFIG, keys)] == ["MAP-UNEXPECTED"]
+    assert [rule for rule, _ in refused(tmp_path / "c", {**CONFIG, **config})] == ["MAP-MISSING"]
+
+
 def test_all_problems_at_once(tmp_path):
-    problems = refused(tmp_path, {**CONFIG, "fc_norm": True, "num_hidden_layers": 3, "draft_vocab_size": 300})
+    problems = refused(
+        tmp_path, {**CONFIG, "logit_scale": 2.0, "num_hidden_layers": 3, "draft_vocab_size": 300}
+    )
     assert [rule for rule, _ in problems] == ["DRAFT-SCOPE", "DRAFT-SCOPE", "DRAFT-VOCAB"]
 
 

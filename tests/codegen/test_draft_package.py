@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +16,15 @@ from drafts import PUBLISHED, SPECULATORS, V, tensors, write
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
-NAME = "tiny_eagle3"
+NAME, REVIEWED = "tiny_eagle3", "shared_eagle3"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     """This process as the only rank, with a workspace that has two drafts, written by the command."""
+    from vllm.config import set_current_vllm_config
     from vllm_neuron.simulator.activate import activate, deactivate
+    from vllm_neuron.simulator.loading import make_vllm_config
     from vllm_neuron.simulator.overlay import overlay, remove_overlay
 
     folder = tmp_path_factory.mktemp("drafts")
@@ -32,7 +35,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     assert draft(workspace, "shared_eagle3", shared, "--replace-row").exit_code == 0
     activate(1, 0, folder / "init")
     overlay(workspace.root, "vllm_neuron")
-    yield workspace
+    with set_current_vllm_config(make_vllm_config(None, "", torch.float16, 32, 128)):
+        yield workspace
     remove_overlay()
     deactivate()
 
@@ -63,6 +67,37 @@ def test_the_command_registers_and_runs_twice(workspace: Workspace) -> None:
     assert again.exit_code == 0
     assert json.loads(again.stdout)["files"] == []
     assert json.loads(again.stdout)["plan"]["own_embedding"] is False
+    assert json.loads(again.stdout)["review"]["status"] == "done"
+
+
+def test_the_review_knows_a_draft(workspace: Workspace) -> None:
+    result = draft(workspace, REVIEWED, json.loads(state(workspace, "port.json").read_text())["source"])
+    assert result.exit_code == 0
+    assert "0 failed" not in result.stdout
+    assert "serve it: python examples/vllm_neuron/models/shared_eagle3/run.py" in result.stdout
+    rules = {rule["id"]: rule for rule in json.loads(state(workspace, "review.json").read_text())["rules"]}
+    assert {rule["status"] for rule in rules.values()} == {"pass", "judge", "not applicable"}
+    assert rules["REG-ARCH"]["status"] == rules["NAME-FACTORY"]["status"] == "pass"
+    assert "llama_eagle3.py" in rules["ROPE-STYLE"]["reason"]
+
+    file = workspace.model_dir(REVIEWED) / "model.py"
+    text = file.read_text()
+    file.write_text(text.replace("        self.tp_group.all_reduce(output)\n", "", 1))
+    red = CliRunner().invoke(app, ["review", REVIEWED, "--workspace", str(workspace.root)])
+    file.write_text(text)
+    assert red.exit_code == 1
+
+
+def test_readme_and_example(workspace: Workspace) -> None:
+    readme = (workspace.root / workspace.readme(NAME)).read_text()
+    assert "| vocab_size | 512, of which it chooses from 128 |" in readme
+    assert '"num_speculative_tokens": 3}' in readme
+    assert str(workspace.root.parent) not in readme  # a folder of this machine is no default
+    assert '"method": "eagle3"' in (workspace.root / workspace.run_script(NAME)).read_text()
+
+
+def state(workspace: Workspace, filename: str) -> Path:
+    return workspace.root / ".autoport" / REVIEWED / filename
 
 
 def test_a_row_of_another_draft_stops_it_before_anything_is_written(
@@ -77,6 +112,7 @@ def test_the_layer_is_numbered_after_the_targets() -> None:
     with torch.device("meta"):
         model = factory().from_configs(config(), 16)
     assert [layer.name for layer in model.get_kv_spec().layers] == ["layers.16.self_attn"]
+    assert model.model.fc.weight.dtype == torch.float16  # the target's, and not the checkpoint's float32
     with pytest.raises(RuntimeError, match="no KV cache for layer layers"):
         model.bind_kv_cache({})
 

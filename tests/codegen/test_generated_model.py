@@ -419,8 +419,10 @@ def test_vllm_takes_it_for_a_target_of_eagle3() -> None:
     assert model.get_eagle3_aux_hidden_state_layers() == (1, 8)
 
 
-@pytest.mark.parametrize(("num_layers", "layers"), [(1, (0, 1)), (2, (0, 1, 2)), (4, (1, 2)), (7, (2, 3, 4))])
-def test_the_default_layers_of_a_shallow_model_are_all_there(
+@pytest.mark.parametrize(
+    ("num_layers", "layers"), [(1, (1, 0, 0)), (2, (2, 1, 0)), (4, (2, 2, 1)), (7, (2, 3, 4))]
+)
+def test_the_default_layers_of_a_shallow_model_are_three_that_are_there(
     num_layers: int, layers: tuple[int, ...]
 ) -> None:
     model = on_meta(num_hidden_layers=num_layers)

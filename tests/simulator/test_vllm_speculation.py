@@ -1,6 +1,9 @@
 """A target and an Eagle3 draft under the real vLLM engine: the tokens of the target alone, and fewer steps."""
 
 import contextlib
+import json
+import re
+import runpy
 from types import SimpleNamespace
 
 import engines
@@ -9,8 +12,9 @@ import torch
 from autoport.analysis.draft import plan_draft
 from autoport.codegen.draft import write_draft
 from autoport.port_state import Port
+from autoport.validation.twin_tokenizer import write_tokenizer
 from autoport.workspace import Workspace
-from drafts import PUBLISHED, Reference, aux_states, fitted, tensors, write
+from drafts import PUBLISHED, SPECULATORS, Reference, aux_states, fitted, tensors, write
 from engines import CPU_SAMPLING, generate, metric, prompts, tokens
 
 STEPS, COUNT = 16, 3  # tokens of a run, and drafts of a step
@@ -25,23 +29,28 @@ def aux_layers(model):
 
 @pytest.fixture(scope="module")
 def drafts(ports, tmp_path_factory):
-    """Checkpoint of a draft that is right about the prompts, and of one that is not, of one package."""
+    """Checkpoint of a draft that is right about the prompts, and of one that is not, in the two schemas.
+
+    vLLM gives the first the architecture of its config.json, the second that of the plugin's row.
+    """
     folder = tmp_path_factory.mktemp("drafts")
     model = ports.reference("llama")
     layers = aux_layers(model)
-    config = {
-        **PUBLISHED,
-        "hidden_size": model.config.hidden_size,
-        "vocab_size": model.config.vocab_size,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers},
+    sizes = {"hidden_size": model.config.hidden_size, "vocab_size": model.config.vocab_size}
+    config = {**PUBLISHED, **sizes, "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers}}
+    nested = {
+        **SPECULATORS,
+        "eagle_aux_hidden_state_layer_ids": layers,
+        "transformer_layer_config": SPECULATORS["transformer_layer_config"] | sizes,
     }
-    sizes = {"hidden": model.config.hidden_size, "vocab": model.config.vocab_size}
+    random = tensors(False, "layers.0", model.config.hidden_size, model.config.vocab_size)
     found = {
         "fitted": write(folder / "fitted", config, fitted(model, layers, TEXTS, STEPS)),
-        "random": write(folder / "random", config, tensors(own_embedding=False, **sizes)),
+        "random": write(folder / "random", nested, random),
     }
-    port = Port(Workspace.find(ports.workspace), "tiny_draft", str(found["fitted"]))
-    write_draft(port, plan_draft(port.source))
+    for name, checkpoint in found.items():
+        port = Port(Workspace.find(ports.workspace), f"{name}_draft", str(checkpoint))
+        write_draft(port, plan_draft(port.source), replace_row=True)
     return found
 
 
@@ -143,13 +152,42 @@ def test_segments_prefix_cache_and_contexts_change_nothing(ports, served, drafts
         assert reference.drafts(known[1:], states[index][:end], COUNT)[0] == guess
 
 
-def test_target_and_draft_compile_into_one_graph_per_size(ports, served):
-    sizes = {"num_batched_tokens_buckets": [128], "num_seqs_buckets": [3]}
-    with served(max_model_len=128, max_num_seqs=3, enforce_eager=False, neuron_config=sizes) as llm:
-        assert tokens(generate(llm, TEXTS, STEPS)) == expected(ports, TEXTS)
-        assert counted(llm)["accepted_tokens"] > 0
-        [text] = prompts([120])
-        assert tokens(generate(llm, [text], 8)) == expected(ports, [text], 8)
+def test_the_example_of_a_draft_compiles_both_models_and_drafts(
+    ports, drafts, environment, monkeypatch, capsys
+):
+    import vllm
+
+    outputs = []
+
+    class Recorded(vllm.LLM):
+        def __init__(self, **options):
+            super().__init__(dtype="float32", **options)
+
+        def generate(self, *args, **options):
+            outputs.extend(super().generate(*args, **options))
+            return outputs
+
+    checkpoint = ports.checkpoints["llama"]
+    if not (checkpoint / "tokenizer.json").exists():
+        write_tokenizer(checkpoint, json.loads((checkpoint / "config.json").read_text()))
+    options = {
+        "--model-checkpoint": checkpoint,
+        "--draft-checkpoint": drafts["random"],
+        "--max-model-len": 128,
+        "--max-tokens": STEPS,
+    }
+    monkeypatch.setattr(vllm, "LLM", Recorded)
+    monkeypatch.setattr("sys.argv", ["run.py", *(str(word) for item in options.items() for word in item)])
+    runpy.run_path(
+        str(ports.workspace / "examples/vllm_neuron/models/random_draft/run.py"), run_name="__main__"
+    )
+    found = capsys.readouterr().out
+    assert found.count("Generated: ") == len(outputs) == 4
+    assert re.search(r"Drafts: [1-9]\d*, accepted: \d+$", found)
+    right = expected(ports, [output.prompt_token_ids for output in outputs])
+    for output, greedy in zip(outputs, right, strict=True):
+        ids = list(output.outputs[0].token_ids)
+        assert ids == greedy[: len(ids)]
 
 
 # --- What is refused ----------------------------------------------------------------------------------------
@@ -205,8 +243,7 @@ def test_refused_configurations(configure, speculative, message):
 
 
 def test_a_draft_of_another_target_is_refused(configure, tmp_path):
-    config = {**PUBLISHED, "hidden_size": 128, "vocab_size": 256}
-    other = write(tmp_path / "other", config, tensors(hidden=128, vocab=256))
+    other = write(tmp_path / "other", {**PUBLISHED, "hidden_size": 128, "vocab_size": 256}, tensors())
     with pytest.raises(ValueError, match=r"a hidden size of 128.*a vocabulary of 256, the target's is 512"):
         configure(model=str(other))
 

@@ -9,7 +9,7 @@ from autoport.port_state import Port
 from autoport.validation.ranks import run
 from autoport.validation.simulated import Subject
 from autoport.workspace import Workspace
-from drafts import DRAFT_V, PUBLISHED, SPECULATORS, H, Reference, V, tensors, write
+from drafts import DRAFT_V, PUBLISHED, SPECULATORS, H, Reference, V, norms, tensors, write
 
 COUNT, TAKEN = 3, 4  # drafts, and tokens of the decode step
 LENGTHS = (23, 40)
@@ -17,6 +17,7 @@ IDS = [[(7 * i + 3 * length) % V for i in range(length)] for length in LENGTHS]
 STATES = [torch.randn(length, 3 * H, generator=torch.Generator().manual_seed(length)) for length in LENGTHS]
 
 
+NORMED = {**PUBLISHED, "fc_norm": True, "norm_output": True, "eagle_config": {"norm_before_fc": True}}
 MUTATIONS = {
     "norms swapped": ("self.input_layernorm(embeds), normed), dim", "self.hidden_norm(embeds), normed), dim"),
     "halves swapped": (
@@ -40,6 +41,7 @@ def drafts(tmp_path_factory):
     checkpoints = {
         "published": write(folder / "published", PUBLISHED, tensors()),
         "nested": write(folder / "nested", SPECULATORS, tensors(layer="layers.0")),
+        "normed": write(folder / "normed", NORMED, tensors() | norms()),
     }
     subjects = {name: port(workspace, name, checkpoint) for name, checkpoint in checkpoints.items()}
     runs = {(name, "float32"): (subjects[name], str(checkpoints[name]), "float32") for name in checkpoints}
@@ -94,7 +96,7 @@ def worst(expected, found):
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
-@pytest.mark.parametrize("name", ["published", "nested"])
+@pytest.mark.parametrize("name", ["published", "nested", "normed"])
 def test_drafts_are_the_references(drafts, name, tp_size):
     checkpoints, runs = drafts
     found = runs[tp_size][name, "float32"]

@@ -29,9 +29,6 @@ OWN = ("fc.", "d2t", "t2d", "mask_hidden", "input_norm.", "fc_norm.")  # what a 
 
 # What a draft's config may ask beyond this: name -> the values that ask for nothing.
 NOT_PORTED: dict[str, tuple[Any, ...]] = {
-    "norm_before_fc": (None, False),
-    "fc_norm": (None, False),
-    "norm_output": (None, False),
     "num_aux_hidden_states": (None, EAGLE3_HIDDEN_STATES),
     "logit_scale": (None, 1, 1.0),
     "parallel_drafting": (None, False),
@@ -43,6 +40,20 @@ LAYER_NOT_PORTED = {
 }
 
 
+class DraftNorms(msgspec.Struct, frozen=True):
+    """Norms that only some drafts have.
+
+    Attributes:
+        before_fc: One over the three hidden states side by side.
+        fc: One for each of the three hidden states.
+        output: The next draft takes the hidden state after the last norm, and not before.
+    """
+
+    before_fc: bool = False
+    fc: bool = False
+    output: bool = False
+
+
 class DraftPlan(msgspec.Struct):
     """What is generated for a draft model.
 
@@ -51,6 +62,7 @@ class DraftPlan(msgspec.Struct):
         draft_vocab_size: Tokens that it chooses from.
         norm_before_residual: Whether the residual is the hidden state after its norm.
         own_embedding: Whether the checkpoint has an embedding; else the draft takes its target's.
+        aux_layer_ids: Layers of the target whose inputs the draft takes, empty where the config names none.
         served_as: Architecture that vLLM serves the checkpoint as; mostly `HF_NAME`.
     """
 
@@ -61,6 +73,8 @@ class DraftPlan(msgspec.Struct):
     norm_before_residual: bool
     own_embedding: bool
     weights: WeightMap
+    aux_layer_ids: list[int] = []
+    norms: DraftNorms = DraftNorms()
 
     @property
     def maps_vocabulary(self) -> bool:
@@ -110,19 +124,34 @@ def plan_draft(source_name: str) -> DraftPlan:
     )
     architecture = msgspec.structs.replace(describe_architecture(facts, view), hf_name=HF_NAME)
     draft_vocab_size = config.get("draft_vocab_size") or architecture.vocab_size
+    switches = {**config, **(config.get("eagle_config") or {})}
+    norms = DraftNorms(*(bool(switches.get(name)) for name in ("norm_before_fc", "fc_norm", "norm_output")))
     return DraftPlan(
         source_name,
         served_as(config),
         architecture,
         draft_vocab_size,
-        bool(config.get("norm_before_residual")),
+        bool(config.get("norm_before_residual", is_speculators(config))),
         EMBEDDING in view.tensors,
-        _weight_map(architecture, view, checkpoint, draft_vocab_size),
+        _weight_map(architecture, view, checkpoint, draft_vocab_size, norms),
+        aux_layer_ids(config),
+        norms,
     )
 
 
+def aux_layer_ids(config: Mapping[str, Any]) -> list[int]:
+    """The target's layers that the config names, at the top or in ``eagle_config``."""
+    nested = config.get("eagle_config") or {}
+    layers = config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+    return list(layers or [])
+
+
 def _weight_map(
-    architecture: Architecture, view: Checkpoint, checkpoint: Checkpoint, draft_vocab_size: int
+    architecture: Architecture,
+    view: Checkpoint,
+    checkpoint: Checkpoint,
+    draft_vocab_size: int,
+    norms: DraftNorms,
 ) -> WeightMap:
     """The Llama's weight map with the draft's keys, checked against the checkpoint both ways."""
     names = list(checkpoint.tensors)
@@ -134,6 +163,7 @@ def _weight_map(
         if entry.parameter != EMBEDDING or EMBEDDING in view.tensors
     ]
     entries += _own_entries(architecture, prefix, stored, draft_vocab_size)
+    entries += _norm_entries(architecture.hidden_size, prefix, norms)
     weights = WeightMap(entries, [IgnoredKeys("t2d", "which tokens of the target d2t names")])
     coverage = check_coverage(weights, 1, checkpoint)
     if not coverage.complete:
@@ -151,13 +181,13 @@ def scope_problems(config: Mapping[str, Any], layer: Mapping[str, Any], where: s
             yield Problem("DRAFT-SCOPE", f"{name} {value!r}", where, step)
     if eagle.get("use_aux_hidden_state", True) is not True:
         yield Problem("DRAFT-SCOPE", "use_aux_hidden_state is off", where, step)
-    if (
-        len(eagle.get("eagle_aux_hidden_state_layer_ids") or [0] * EAGLE3_HIDDEN_STATES)
-        != EAGLE3_HIDDEN_STATES
+    named = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids")
+    if named and (
+        not isinstance(named, list)
+        or len(named) != EAGLE3_HIDDEN_STATES
+        or any(type(layer) is not int or layer < 0 for layer in named)
     ):
-        yield Problem(
-            "DRAFT-SCOPE", f"hidden states of layers {eagle['eagle_aux_hidden_state_layer_ids']}", where, step
-        )
+        yield Problem("DRAFT-SCOPE", f"hidden states of layers {named!r}", where, step)
     if (kind := layer.get("model_type")) != "llama":
         yield Problem("DRAFT-SCOPE", f"a decoder layer of model_type {kind!r}", where, step)
     if (count := layer.get("num_hidden_layers")) != 1:
@@ -174,10 +204,15 @@ def scope_problems(config: Mapping[str, Any], layer: Mapping[str, Any], where: s
 def served_as(config: Mapping[str, Any]) -> str:
     """The architecture that vLLM's `EAGLEConfig` and `SpeculatorsConfig` give a draft of method eagle3."""
     names = config.get("architectures")
-    if config.get("speculators_model_type") or not isinstance(names, list) or not names:
+    if is_speculators(config) or not isinstance(names, list) or not names:
         return HF_NAME
     name = str(names[0])
     return name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
+
+
+def is_speculators(config: Mapping[str, Any]) -> bool:
+    """Whether the config has the schema of the speculators library, whose defaults are others."""
+    return bool(config.get("speculators_model_type"))
 
 
 def as_llama(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,3 +279,10 @@ def _own_entries(
     yield WeightEntry(f"{LAYER}hidden_norm.weight", [norm], [(hidden,)], "replicated")
     if draft_vocab_size != architecture.vocab_size:
         yield WeightEntry("d2t", ["d2t"], [(draft_vocab_size,)], "replicated")
+
+
+def _norm_entries(hidden: int, prefix: str, norms: DraftNorms) -> Iterator[WeightEntry]:
+    names = [("input_norm", EAGLE3_HIDDEN_STATES * hidden)] if norms.before_fc else []
+    names += [(f"fc_norm.{index}", hidden) for index in range(EAGLE3_HIDDEN_STATES)] if norms.fc else []
+    for name, size in names:
+        yield WeightEntry(f"model.{name}.weight", [f"{prefix}{name}.weight"], [(size,)], "replicated")

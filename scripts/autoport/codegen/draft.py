@@ -1,15 +1,19 @@
-"""The package of a draft model, and its row in the plugin's registry."""
+"""The package of a draft model, its README and example, and its row in the plugin's registry."""
+
+from pathlib import Path
 
 from autoport.analysis.draft import HF_NAME, NOT_PORTED, DraftPlan
 from autoport.analysis.weight_map import INV_FREQ, unused_pattern
 from autoport.codegen.context import architecture_context
+from autoport.codegen.document import EXAMPLE_MODEL_LEN, is_folder, model_len
 from autoport.codegen.gaps import gap_context
 from autoport.codegen.register import edited
-from autoport.codegen.render import Checked, render_python
+from autoport.codegen.render import Checked, render, render_python
 from autoport.errors import refuse
 from autoport.files import write_atomic
 from autoport.naming import class_prefix
 from autoport.port_state import Port
+from autoport.research.draft import EAGLE3_HIDDEN_STATES
 
 TEMPLATES = {
     "__init__.py": "boilerplate/init.py.j2",
@@ -18,6 +22,7 @@ TEMPLATES = {
     "model.py": "draft/model.py.j2",
 }
 STEP = "draft"
+NUM_DRAFTS = 3  # of the example
 
 
 def write_draft(port: Port, plan: DraftPlan, force: bool = False, replace_row: bool = False) -> list[str]:
@@ -32,7 +37,8 @@ def write_draft(port: Port, plan: DraftPlan, force: bool = False, replace_row: b
     with port.workspace.lock("registry"):
         aliases = [plan.served_as] if plan.served_as != HF_NAME else []
         before, after = edited(port, HF_NAME, replace_row, aliases)
-        written = port.write_files(STEP, {f"{folder}/{name}": text for name, text in texts.items()}, force)
+        files = {f"{folder}/{name}": text for name, text in texts.items()} | documents(port, plan)
+        written = port.write_files(STEP, files, force)
         if path.read_bytes() != before:
             raise refuse("REG-CHANGED", "changed while it was being edited", path, "run the command again")
         if after == before:
@@ -61,8 +67,41 @@ def render_draft(name: str, package: str, plan: DraftPlan) -> dict[str, str]:
         "attention_input": Checked("2 * self.hidden_size"),
         "norm_before_residual": plan.norm_before_residual,
         "own_embedding": plan.own_embedding,
+        "norms": plan.norms,
         "not_ported": NOT_PORTED,
         "maps_vocabulary": plan.maps_vocabulary,
     }
     context |= gap_context([])
     return {file: render_python(template, **context) for file, template in TEMPLATES.items()}
+
+
+def documents(port: Port, plan: DraftPlan) -> dict[str, str]:
+    """The README, and an example that serves a target with the draft: text by path below the workspace."""
+    tp_size = 1
+    context = {
+        "name": port.name,
+        "prefix": class_prefix(port.name),
+        "hf_name": HF_NAME,
+        "source": Path(plan.source).name if is_folder(plan.source) else plan.source,
+        "is_folder": is_folder(plan.source),
+        "run_script": port.workspace.run_script(port.name),
+        "num_drafts": NUM_DRAFTS,
+        "tp_size": tp_size,
+        "max_model_len": model_len(EXAMPLE_MODEL_LEN, plan.architecture.max_position_embeddings, tp_size),
+        "arch": plan.architecture,
+        "draft_vocab_size": plan.draft_vocab_size,
+        "own_embedding": plan.own_embedding,
+        "norm_before_residual": plan.norm_before_residual,
+        "layer_ids": plan.aux_layer_ids,
+        "num_states": EAGLE3_HIDDEN_STATES,
+    }
+    return {
+        port.workspace.readme(port.name): render("draft/README.md.j2", **context),
+        port.workspace.run_script(port.name): render_python("draft/run.py.j2", **context),
+    }
+
+
+def example_command(port: Port, plan: DraftPlan) -> str:
+    """What to type, in the workspace's folder, to generate text with a target and the draft."""
+    draft = f" --draft-checkpoint {plan.source}" if is_folder(plan.source) else ""
+    return f"python {port.workspace.run_script(port.name)} --model-checkpoint TARGET{draft}"

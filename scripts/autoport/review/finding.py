@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from autoport.analysis.draft import DraftPlan
 from autoport.review.names import Mappings, weight_mappings
 from autoport.review.parameters import Parameter, model_parameters
 from autoport.review.source import Class, Function, PortSource, SourceFile
@@ -49,6 +50,7 @@ class Subject:
         registry: The plugin's registry.py, None when it cannot be parsed.
         plan, facts, checkpoint: What earlier steps wrote, None for a port that was written by hand.
         unregistered: The user left the architecture's row to another model.
+        draft: The plan of a draft model of speculative decoding, None for any other model.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Subject:
         facts: Facts | None = None,
         checkpoint: Checkpoint | None = None,
         unregistered: bool = False,
+        draft: DraftPlan | None = None,
     ):
         self.workspace = workspace
         self.name = name
@@ -71,6 +74,7 @@ class Subject:
         self.facts = facts
         self.checkpoint = checkpoint
         self.unregistered = unregistered
+        self.draft = draft
 
     @property
     def architecture(self) -> str:
@@ -81,8 +85,8 @@ class Subject:
         """
         if self.facts:
             return str(self.facts.architecture.value)
-        if self.plan:
-            return self.plan.architecture.hf_name
+        if plan := self.plan or self.draft:
+            return plan.architecture.hf_name
         raise NotChecked(NO_CONFIG.format(name=self.name))
 
     @functools.cached_property

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 import autoport.review.checks  # noqa: F401  (registers the checks)
+from autoport.analysis.draft import DraftPlan
 from autoport.errors import refuse
 from autoport.files import read_json
 from autoport.port import Options, Outcome
@@ -16,6 +17,15 @@ from autoport.review.reference import reference_places
 from autoport.review.source import PortSource, SourceFile
 from autoport.schema.facts import Checkpoint, Facts
 from autoport.schema.plan import Plan
+
+# Rules about what a draft model has not, and why.
+NOT_FOR_DRAFTS = {
+    "RUN-SAMPLING": "a draft model returns drafts, its target samples",
+    "FILES": "a draft model has neither results nor a logit test of its own",
+    "WGT-KEYS": "autoport draft compares the keys both ways before it writes anything",
+    "WGT-TIED": "the head of a draft model is its own",
+    "CFG-UNREAD": "autoport draft refuses what a draft's config asks and the port does not do (DRAFT-SCOPE)",
+}
 
 RuleStatus = Literal["pass", "fail", "judge", "not checked", "not applicable"]
 
@@ -98,6 +108,7 @@ def subject_of(port: Port) -> Subject:
         facts=state("facts.json", Facts),  # type: ignore[arg-type]
         checkpoint=state("checkpoint.json", Checkpoint),  # type: ignore[arg-type]
         unregistered=port.manifest.unregistered,
+        draft=state("draft.json", DraftPlan),  # type: ignore[arg-type]
     )
 
 
@@ -133,6 +144,9 @@ def _decide(subject: Subject, checklist: str, rule: Rule) -> RuleResult:
         text=rule.text,
         why=rule.why,
     )
+    if subject.draft and rule.id in NOT_FOR_DRAFTS:
+        result.status, result.reason = "not applicable", NOT_FOR_DRAFTS[rule.id]
+        return result
     try:
         result.findings = CHECKS[rule.check](subject, **rule.parameters)
     except NotApplicable as reason:
@@ -145,6 +159,8 @@ def _decide(subject: Subject, checklist: str, rule: Rule) -> RuleResult:
     result.status = "fail" if "fail" in statuses else "judge" if "judge" in statuses else "pass"
     if result.status == "judge" and subject.facts:
         result.reference = reference_places(subject.facts, rule.reference)
+    elif result.status == "judge" and subject.draft:
+        result.reason = "compare with vLLM's vllm/model_executor/models/llama_eagle3.py"
     elif result.status == "judge":
         result.reason = f"the places to compare with come from: autoport research {subject.name} SOURCE"
     return result

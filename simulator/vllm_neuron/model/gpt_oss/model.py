@@ -614,9 +614,9 @@ class GptOssForCausalLM(nn.Module, SupportsEagle3):
         self.model.aux_hidden_state_layers = tuple(layers)
 
     def get_eagle3_aux_hidden_state_layers(self) -> tuple[int, ...]:
-        """The layers that were set, else the default: an early one, the middle, a late one, each once."""
+        """The layers that were set, else the default: an early one, the middle, a late one."""
         n = len(self.model.layers)
-        return self.model.aux_hidden_state_layers or tuple(sorted({min(2, n), n // 2, max(n - 3, 0)}))
+        return self.model.aux_hidden_state_layers or (min(2, n), n // 2, max(n - 3, 0))
 
     def get_kv_spec(self) -> KVSpec:
         dtype = self.config.torch_dtype
