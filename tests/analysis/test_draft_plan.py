@@ -105,6 +105,7 @@ def test_both_schemas_of_the_config(tmp_path):
         ({"parallel_drafting": True}, "parallel_drafting True"),
         ({"attention_bias": True}, "attention_bias True"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config {'quant_method': 'fp8'}"),
+        ({"speculators_model_type": "peagle"}, "speculators_model_type 'peagle'"),  # drafts in parallel
         ({"eagle_config": "x"}, "eagle_config 'x'"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is off"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 5]}}, "hidden states of layers [1, 5]"),

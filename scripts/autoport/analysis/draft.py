@@ -179,6 +179,8 @@ def scope_problems(config: Mapping[str, Any], layer: Mapping[str, Any], where: s
     for name, plain in (NOT_PORTED | LAYER_NOT_PORTED).items():
         if (value := asked.get(name)) not in plain:
             yield Problem("DRAFT-SCOPE", f"{name} {value!r}", where, step)
+    if (kind := config.get("speculators_model_type")) not in (None, "eagle3"):
+        yield Problem("DRAFT-SCOPE", f"speculators_model_type {kind!r}", where, step)
     if eagle.get("use_aux_hidden_state", True) is not True:
         yield Problem("DRAFT-SCOPE", "use_aux_hidden_state is off", where, step)
     named = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids")
