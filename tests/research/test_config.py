@@ -330,7 +330,8 @@ def test_remote_code_is_recorded_and_not_run(tmp_path):
 
 
 def test_keys_that_look_semantic_and_are_not_used_are_listed(tmp_path):
-    config = small_config(embedding_multiplier=12.0, foo_scale=3.0, use_cache=True, eos_token_id=2)
+    dropout = {"attn_pdrop": 0.1, "residual_dropout": 0.1, "attn_dropout_prob": 0.1}
+    config = small_config(embedding_multiplier=12.0, foo_scale=3.0, use_cache=True, eos_token_id=2, **dropout)
     assert facts_of(tmp_path, config).unconsumed == {"embedding_multiplier": 12.0, "foo_scale": 3.0}
 
 

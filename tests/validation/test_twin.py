@@ -308,3 +308,80 @@ def test_continuations_do_not_repeat_one_token(twins, baseline, name):
     tokens = reference.greedy(model, prompt, scenario.LONG.steps)
     assert tokens[0] == int(expected[-1].argmax())
     assert len(set(tokens)) > scenario.LONG.steps // 2
+
+
+# --- published sizes ----------------------------------------------------------------------------------------
+
+PARTIAL = {
+    "gptj": (dict(n_embd=4096, n_head=16, n_layer=28, n_positions=2048, rotary_dim=64), "n_embd", "n_head"),
+    "codegen": (
+        dict(n_embd=1024, n_head=16, n_layer=20, n_positions=2048, n_ctx=2048, rotary_dim=32),
+        "n_embd",
+        "n_head",
+    ),
+}
+CLASSES = {"gptj": "GPTJForCausalLM", "codegen": "CodeGenForCausalLM"}
+
+
+def config_of(model_type: str, hf_name: str, **sizes) -> dict:
+    common = {"model_type": model_type, "architectures": [hf_name], "vocab_size": 50400, "dtype": "bfloat16"}
+    return common | sizes
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_a_part_of_the_head_rotates_in_the_twin_too(name, tmp_path):
+    """Sizes of GPT-J-6B and CodeGen-350M."""
+    sizes, width, heads = PARTIAL[name]
+    twin = shrunk(config_of(name, CLASSES[name], **sizes))
+    head_dim = twin[width] // twin[heads]
+    assert twin["rotary_dim"] * sizes["n_embd"] == head_dim * sizes["rotary_dim"] * sizes["n_head"]
+    assert twin["rotary_dim"] % 2 == 0
+    build(twin, tmp_path, seed=0)
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.35, 0.4, 0.5, 0.75])
+def test_the_rotated_part_is_pairs(factor, tmp_path):
+    sizes = dict(hidden_size=2560, num_attention_heads=32, num_hidden_layers=32, intermediate_size=10240)
+    twin = shrunk(config_of("phi", "PhiForCausalLM", partial_rotary_factor=factor, **sizes))
+    head_dim = twin["hidden_size"] // twin["num_attention_heads"]
+    assert int(head_dim * factor) in range(2, head_dim, 2)
+    build(twin, tmp_path, seed=0)
+
+
+@pytest.mark.parametrize(("heads", "expected"), [(112, 24), (32, 8), (12, 12)])
+def test_alibi_slopes_of_both_kinds(heads, expected):
+    """112 are the heads of BLOOM-176B; those beyond 64 have slopes of their own."""
+    twin = shrunk(config_of("bloom", "BloomForCausalLM", hidden_size=128 * heads, n_head=heads, n_layer=3))
+    assert twin["n_head"] == expected
+
+
+def test_groups_of_experts_are_whole():
+    glm = dict(hidden_size=4096, num_attention_heads=32, num_key_value_heads=4, head_dim=128)
+    glm |= dict(num_hidden_layers=4, intermediate_size=10944, moe_intermediate_size=1408, n_shared_experts=1)
+    experts = dict(n_routed_experts=12, num_experts_per_tok=2, n_group=3, topk_group=2)
+    twin = shrunk(config_of("glm4_moe", "Glm4MoeForCausalLM", **glm, **experts))
+    assert (twin["n_routed_experts"], twin["n_group"], twin["topk_group"]) == (9, 3, 1)
+
+
+def test_patterns_of_layers_follow_the_number_of_layers(tmp_path):
+    neo = dict(hidden_size=2048, num_heads=16, num_layers=24, intermediate_size=8192, window_size=256)
+    twin = shrunk(
+        config_of("gpt_neo", "GPTNeoForCausalLM", attention_types=[[["global", "local"], 12]], **neo)
+    )
+    assert twin["attention_types"] == [[["global", "local"], 1]]
+    build(twin, tmp_path, seed=0)
+
+
+def test_special_tokens_of_the_class_fit_the_small_vocabulary(tmp_path):
+    """GLM's padding token is 151329 where config.json has none."""
+    glm = dict(hidden_size=4096, num_attention_heads=32, num_key_value_heads=2, head_dim=128)
+    glm |= dict(num_hidden_layers=40, intermediate_size=13696)
+    twin = shrunk(config_of("glm", "GlmForCausalLM", **glm))
+    assert twin["pad_token_id"] < twin["vocab_size"]
+    build(twin, tmp_path, seed=0)
+
+
+def test_a_class_that_does_not_run_at_the_sizes_is_refused(tmp_path):
+    sizes = dict(n_embd=256, n_head=8, n_layer=2, n_positions=512, n_ctx=512, rotary_dim=48)
+    with pytest.raises(Refusal, match="TWIN-SHRINK: GPTJForCausalLM does not run at the twin's sizes"):
+        build(config_of("gptj", "GPTJForCausalLM", **sizes), tmp_path, seed=0)

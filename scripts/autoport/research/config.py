@@ -66,6 +66,7 @@ TRAINING_KEYS = {
     "moe_jitter_eps", "moe_loss_weight", "norm_init", "num_nextn_predict_layers", "output_router_logits",
     "rescale_prenorm_residual", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef", "seq_aux",
 }  # fmt: skip
+DROPOUT_KEY = re.compile(r"(dropout|pdrop)(_rate|_prob|_p)?$")
 SEMANTIC_KEY = re.compile(
     r"_(multiplier|scale|scaling|factor|scalar|base|cap|capping|theta|rank|window|window_size|bias|pattern|interval)$"
     r"|^(scale|residual|logit|qk_|qkv_|clip_|no_rope|alibi|parallel_|sandwich|attn_|ffn_|block_configs|per_layer)"
@@ -232,7 +233,7 @@ def _unconsumed(resolver: Resolver) -> Iterator[tuple[str, Any]]:
     for key, value in resolver.config.items():
         if key in resolver.consumed or key in TRAINING_KEYS or value in (None, [], {}):
             continue
-        if SEMANTIC_KEY.search(key):
+        if SEMANTIC_KEY.search(key) and not DROPOUT_KEY.search(key):
             yield key, value
 
 

@@ -3,14 +3,17 @@
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
+from autoport.analysis.families import find_family
+from autoport.analysis.families.family import Family
 from autoport.analysis.padding import padded_sizes
 from autoport.errors import refuse
+from autoport.research.config_defaults import config_defaults
 from autoport.schema.facts import Facts
 from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SINGLE_SHOT_MODEL_LEN, SPLIT
 from autoport.validation.shrink_experts import expert_sizes
@@ -48,8 +51,11 @@ def shrink(facts: Facts) -> dict[str, Any]:
         Refusal: TWIN-SHRINK when no small config keeps the structure.
     """
     value = {name: fact.value for name, fact in facts.fields.items()}
-    heads, kv_heads = _shrink_heads(value["num_heads"], value["num_kv_heads"])
-    head_dim, hidden, original_context = _shrink_widths(value, heads)
+    family = find_family(facts.architecture.value, facts.model_type.value)
+    alibi = family is not None and family.alibi != "False"
+    heads, kv_heads = _shrink_heads(value["num_heads"], value["num_kv_heads"], alibi)
+    rotated = _rotated_shares(facts, family)
+    head_dim, hidden, original_context = _shrink_widths(value, heads, rotated)
     padded = {SIZE_FACTS[name] for name in padded_sizes(Dimensions.from_facts(facts))}
 
     def divisible_as(name: str, start: int) -> int:
@@ -74,6 +80,8 @@ def shrink(facts: Facts) -> dict[str, Any]:
     twin = with_few_layers(facts)
     for name, size in sizes.items():
         _set_size(twin, name, size, facts)
+    if twin.get("rotary_dim") is not None:
+        twin["rotary_dim"] = twin["rotary_dim"] * head_dim // value["head_dim"]
     for key in SIZED_AS_HIDDEN:
         if twin.get(key) == value["hidden_size"]:
             twin[key] = hidden
@@ -86,6 +94,9 @@ def shrink(facts: Facts) -> dict[str, Any]:
             factors = value["rope_parameters"][name]
             count = len(factors) * head_dim // value["head_dim"]
             _replace(twin, name, [factors[i * len(factors) // count] for i in range(count)])
+    for key, default in config_defaults(facts.model_type.value).items():
+        if key.endswith("token_id") and isinstance(default.value, int) and default.value >= small_vocab:
+            twin.setdefault(key, default.value)
     _move_token_ids(twin, small_vocab)
     return twin
 
@@ -98,6 +109,9 @@ def with_few_layers(facts: Facts) -> dict[str, Any]:
     for key, item in facts.config.items():
         if isinstance(item, list) and len(item) == value["num_layers"]:
             config[key] = item[:num_layers]
+    if "attention_types" in config:  # of GPT-Neo: patterns, each with how often it is repeated
+        kinds = [kind for pattern, count in config["attention_types"] for kind in pattern * count]
+        config["attention_types"] = [[kinds[:num_layers], 1]]
     _set_size(config, "num_layers", num_layers, facts)
     return config
 
@@ -115,23 +129,61 @@ def _config_key(name: str, source: str, config: Mapping[str, Any]) -> str:
     return key if key in config else STANDARD_KEYS.get(name, name)
 
 
-def _shrink_heads(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
-    """Fewest (query, KV) heads of the same ratio that shard over the TP sizes as the real ones do."""
+def _shrink_heads(num_heads: int, num_kv_heads: int, alibi: bool) -> tuple[int, int]:
+    """Fewest (query, KV) heads of the same ratio that shard over the TP sizes as the real ones do.
+
+    With ALiBi they are a power of two exactly when the real ones are: the others' slopes are made in two parts.
+    """
     ratio = num_heads // num_kv_heads
 
     def pattern(kv_heads: int) -> list[object]:
         heads = ratio * kv_heads
-        return [
+        sharding: list[object] = [
             (heads % tp == 0, heads % (2 * tp) == 0, kv_heads % tp == 0, tp % kv_heads == 0 and kv_heads < tp)
             for tp in TP_SIZES
         ]
+        return [*sharding, alibi and heads.bit_count() == 1]
 
     kv_heads = next(kv for kv in range(1, num_kv_heads + 1) if pattern(kv) == pattern(num_kv_heads))
     return ratio * kv_heads, kv_heads
 
 
-def _shrink_widths(value: Mapping[str, Any], heads: int) -> tuple[int, int, int | None]:
-    """Smallest (head_dim, hidden_size, original context of the RoPE scaling or None) for `heads` heads."""
+def _rotated_shares(facts: Facts, family: Family | None) -> list[float]:
+    """Shares of a head that rotate, wherever the config gives one; the family's where it gives none."""
+    found = list(_values(facts.config, ("partial_rotary_factor", "rotary_pct")))
+    if facts.config.get("rotary_dim") is not None:
+        found.append(facts.config["rotary_dim"] / facts.fields["head_dim"].value)
+    fact = facts.fields.get("partial_rotary_factor")
+    if fact is not None:
+        found.append(fact.value)
+    elif family is not None:
+        found.append(family.partial_rotary_factor)
+    return [share for share in found if share is not None and share < 1]
+
+
+def _values(node: Mapping[str, Any], keys: Collection[str]) -> Iterator[Any]:
+    """Values of keys in `node` and in the dicts inside it."""
+    for key, child in node.items():
+        if key in keys:
+            yield child
+        elif isinstance(child, dict):
+            yield from _values(child, keys)
+
+
+def _rotates(head_dim: int, share: float) -> bool:
+    """Whether that share of a head, however it is rounded, is pairs, and neither none nor all of it."""
+    rotated = int(head_dim * share)
+    return rotated == int(head_dim * share + 1e-9) and rotated % 2 == 0 and 0 < rotated < head_dim
+
+
+def _shrink_widths(
+    value: Mapping[str, Any], heads: int, rotated: Sequence[float]
+) -> tuple[int, int, int | None]:
+    """Smallest (head_dim, hidden_size, original context of the RoPE scaling or None) for `heads` heads.
+
+    Args:
+        rotated: Shares of a head that rotate; the rotated dimensions stay a part of the head, in pairs.
+    """
     real_hidden, real_width = value["hidden_size"], value["num_heads"] * value["head_dim"]
 
     def as_real(hidden: int) -> bool:
@@ -149,7 +201,7 @@ def _shrink_widths(value: Mapping[str, Any], heads: int) -> tuple[int, int, int 
         else:
             hidden = next(filter(as_real, range(width - 2, 0, -2)), width)
         fits = as_real(hidden) and (hidden < width) == (real_hidden < real_width)
-        if not fits:
+        if not fits or not all(_rotates(head_dim, share) for share in rotated):
             continue
         if value["rope_type"] == "longrope":
             return head_dim, hidden, LONGROPE_CONTEXT

@@ -35,6 +35,8 @@ def expert_sizes(
         "num_experts_per_tok": min(value["num_experts_per_tok"], MAX_TOP_K),
     }
     if groups > 1:
+        in_group = min(value["num_experts"] // groups, -(-MAX_EXPERTS // small_groups))
+        sizes["num_experts"] = small_groups * in_group
         sizes["n_group"] = small_groups
         sizes["topk_group"] = small_groups if top_groups == groups else max(1, small_groups // 2)
     for name in ("moe_intermediate_size", "shared_intermediate_size"):

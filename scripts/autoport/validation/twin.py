@@ -49,7 +49,8 @@ def build(config: dict[str, Any], folder: Path, seed: int) -> Path:
         folder: Folder to write to; made when it is missing.
 
     Raises:
-        Refusal: PROOF-CLASS when transformers has no such class, PROOF-CONFIG when it rejects the config.
+        Refusal: PROOF-CLASS when transformers has no such class, PROOF-CONFIG when it rejects the config,
+            TWIN-SHRINK when the class does not run.
     """
     import torch
     from huggingface_hub.errors import StrictDataclassError
@@ -67,14 +68,39 @@ def build(config: dict[str, Any], folder: Path, seed: int) -> Path:
             folder / "config.json",
             "correct that field in the model's config.json, and run the same command again",
         ) from error
-    model = model_class(hf_config)
-    heat(model, seed)
+    model = _running(model_class, hf_config, folder, seed)
     model = model.to(torch.bfloat16)
     size = sum(parameter.nbytes for parameter in model.parameters())
     model.save_pretrained(folder, max_shard_size=math.ceil(size * 0.6))
     # save_pretrained writes the config in its own form; the port must meet the form that the source has.
     write_atomic(folder / "config.json", msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
     return folder
+
+
+def _running(
+    model_class: "type[PreTrainedModel]", hf_config: Any, folder: Path, seed: int
+) -> "PreTrainedModel":
+    """The model with hot weights, which was seen to run.
+
+    Raises:
+        Refusal: TWIN-SHRINK when the class cannot be built or run at these sizes.
+    """
+    import torch
+
+    try:
+        model = model_class(hf_config)
+        heat(model, seed)
+        with torch.no_grad():
+            model.eval()(torch.arange(8)[None])
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise refuse(
+            "TWIN-SHRINK",
+            f"{model_class.__name__} does not run at the twin's sizes: {type(error).__name__}: {reason}",
+            folder / "config.json",
+            "report this config: the twin keeps something of it too large or leaves something out",
+        ) from error
+    return model
 
 
 def reference_class(config: dict[str, Any], config_file: os.PathLike[str]) -> "type[PreTrainedModel]":
