@@ -355,6 +355,11 @@ def test_alibi_slopes_of_both_kinds(heads, expected):
     assert twin["n_head"] == expected
 
 
+def test_all_spellings_of_a_size_agree():
+    twin = shrunk(config_of("codegen", "CodeGenForCausalLM", **PARTIAL["codegen"][0]))
+    assert twin["n_ctx"] == twin["n_positions"] != 2048
+
+
 def test_groups_of_experts_are_whole():
     glm = dict(hidden_size=4096, num_attention_heads=32, num_key_value_heads=4, head_dim=128)
     glm |= dict(num_hidden_layers=4, intermediate_size=10944, moe_intermediate_size=1408, n_shared_experts=1)

@@ -13,6 +13,7 @@ from autoport.analysis.families import find_family
 from autoport.analysis.families.family import Family
 from autoport.analysis.padding import padded_sizes
 from autoport.errors import refuse
+from autoport.research.aliases import ALIASES
 from autoport.research.config_defaults import config_defaults
 from autoport.schema.facts import Facts
 from autoport.validation.scenario import SEGMENTED_MODEL_LEN, SINGLE_SHOT_MODEL_LEN, SPLIT
@@ -117,10 +118,14 @@ def with_few_layers(facts: Facts) -> dict[str, Any]:
 
 
 def _set_size(config: dict[str, Any], name: str, size: Any, facts: Facts) -> None:
-    """Write a size where the fact was read from; a derived one follows from others."""
-    source = facts.fields[name].source if name in facts.fields else ""
-    if not source.startswith("derived"):
-        config[_config_key(name, source, facts.config)] = size
+    """Write a size where the fact was read from, and in its other spellings; a derived one follows from others."""
+    fact = facts.fields.get(name)
+    if fact is not None and fact.source.startswith("derived"):
+        return
+    config[_config_key(name, fact.source if fact else "", facts.config)] = size
+    for alias in ALIASES.get(name, ()):
+        if fact is not None and alias in config and config[alias] == fact.value:
+            config[alias] = size
 
 
 def _config_key(name: str, source: str, config: Mapping[str, Any]) -> str:
