@@ -95,9 +95,12 @@ class PackageWorkspace(Workspace):
     @property
     def is_begun(self) -> bool:
         """Whether a step has run; one that refused leaves nothing but the record."""
-        return (self.root / self.module).exists() or (
-            self.root / STATE_FOLDER / self.name / "port.json"
-        ).exists()
+        return self.is_written or (self.root / STATE_FOLDER / self.name / "port.json").exists()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the package's code is there."""
+        return (self.root / self.module).exists()
 
     def check_port(self, name: str) -> None:
         """Check that the package is the one of this port.
@@ -110,7 +113,12 @@ class PackageWorkspace(Workspace):
                 "OOT-OTHER",
                 f"the folder holds the package of port {self.name!r}, not of {name!r}",
                 self.root,
-                f"name {self.name!r}, or pass another folder: a package holds one port",
+                f"name {self.name!r}, or pass another folder: a package holds one port"
+                + (
+                    ""
+                    if self.is_written
+                    else f"; as nothing is generated yet, {STATE_FOLDER}/ in it may be deleted"
+                ),
             )
 
     @property

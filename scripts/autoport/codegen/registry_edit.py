@@ -72,7 +72,8 @@ def add_row(source: str, row: Row, replace: bool = False) -> str:
             "REG-CONFLICT",
             f"{row.architecture!r} is registered from {same[0].origin}: the plugin serves it without a port",
             REGISTRY,
-            "use that model; to port all the same, pass --no-register (the row stays) or --replace-row",
+            "use that model; to go on all the same, 'autoport port' takes --no-register (the row stays), and "
+            "--replace-row takes its place",
         )
     if same:
         module = _replace_class(module, same[0].node, PENDING)
