@@ -92,8 +92,8 @@ class Port:
                     "PORT-SOURCE",
                     f"port {self.name!r} was started from {manifest.source!r}, not from {source!r}",
                     path,
-                    "use another NAME; or start this port again from the new SOURCE with 'autoport port', which takes "
-                    "--keep-edited to keep the files that were edited, or --force to overwrite them; or delete "
+                    "use another NAME; or start this port again from the new SOURCE with 'autoport port', which "
+                    "takes --keep-edited to keep the files that were edited, or --force to overwrite them; or delete "
                     f"{self.state_dir} to forget the old one",
                 )
             manifest.source, manifest.steps = source, {}
