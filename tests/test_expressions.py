@@ -25,7 +25,9 @@ def test_value_and_names(text, values, expected):
     [
         "__import__('os')",
         "open('x')",
-        "config.hidden_size",
+        "x.__class__",
+        "x._private",
+        "x.real()",
         "(lambda: 1)()",
         "f'{x}'",
         "x := 1",
@@ -45,6 +47,15 @@ def test_attributes_are_read_from_the_owner_and_loop_variables_are_not():
         == "[hf.window if kind == 'sliding' else None for kind in hf.kinds]"
     )
     assert expressions.qualify("int(a)", "hf") == "int(hf.a)"
+
+
+def test_an_attribute_of_a_nested_config_is_an_entry_of_its_dict_in_the_analysis():
+    text = "attn_config.clip_qkv or None"
+    assert expressions.names(text) == ["attn_config"]
+    assert expressions.evaluate(text, {"attn_config": {"clip_qkv": 6}}) == 6
+    assert expressions.qualify(text, "hf") == "hf.attn_config.clip_qkv or None"
+    with pytest.raises(ValueError, match="cannot be computed"):
+        expressions.evaluate("a.real", {"a": 1})
 
 
 def test_a_value_that_cannot_be_computed_says_why():

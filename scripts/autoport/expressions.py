@@ -3,7 +3,8 @@
 A family declares a number as an expression over config attributes, e.g. ``"hidden_size ** 0.5"``. The analysis
 evaluates it on what config.json says; the generated config.py evaluates the same text on the Hugging Face
 config at run time. Only literals, arithmetic, comparisons, conditions, subscripts, list comprehensions and the
-functions in `FUNCTIONS` are expressions.
+functions in `FUNCTIONS` are expressions. An attribute of an attribute (``attn_config.clip_qkv``) is one of a nested
+config: an object at run time, a dict in the analysis.
 """
 
 import ast
@@ -23,7 +24,7 @@ FUNCTIONS: dict[str, Any] = {
 _NODES = (
     ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Store, ast.BinOp, ast.operator, ast.UnaryOp,
     ast.unaryop, ast.BoolOp, ast.boolop, ast.Compare, ast.cmpop, ast.IfExp, ast.Subscript, ast.List,
-    ast.Tuple, ast.Dict, ast.ListComp, ast.comprehension, ast.Call,
+    ast.Tuple, ast.Dict, ast.ListComp, ast.comprehension, ast.Call, ast.Attribute,
 )  # fmt: skip
 
 
@@ -44,8 +45,9 @@ def parse(text: str) -> ast.Expression:
             known = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
             if not known or node.keywords:
                 raise ValueError(f"{text!r} calls {ast.unparse(node.func)}")
-        if isinstance(node, ast.Name) and node.id.startswith("_"):
-            raise ValueError(f"{text!r} reads {node.id}")
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        if name.startswith("_"):
+            raise ValueError(f"{text!r} reads {name}")
     return tree
 
 
@@ -58,17 +60,24 @@ def names(text: str) -> list[str]:
 
 
 def evaluate(text: str, values: Mapping[str, Any]) -> Any:
-    """Value of an expression; `values` holds what `names` lists.
+    """Value of an expression; `values` holds what `names` lists, nested configs as dicts.
 
     Raises:
         ValueError: It cannot be computed from these values.
     """
-    tree = parse(text)
+    tree = ast.fix_missing_locations(_Subscripts().visit(parse(text)))
     try:
         code = compile(tree, "<expression>", "eval")
         return eval(code, {"__builtins__": {}, **FUNCTIONS, **values})
     except (ArithmeticError, TypeError, LookupError, ValueError, NameError) as error:
         raise ValueError(f"{text!r} cannot be computed: {error}") from error
+
+
+class _Subscripts(ast.NodeTransformer):
+    """Turns attributes into subscripts."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        return ast.Subscript(self.visit(node.value), ast.Constant(node.attr), ast.Load())
 
 
 def qualify(text: str, owner: str) -> str:

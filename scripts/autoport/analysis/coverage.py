@@ -8,7 +8,7 @@ import msgspec
 from autoport.analysis.weight_map import expand
 from autoport.errors import Problem
 from autoport.research.keys import fold, fold_all, fold_experts, label, ranges
-from autoport.schema.facts import Checkpoint
+from autoport.schema.facts import Checkpoint, Facts
 from autoport.schema.weights import WeightEntry, WeightMap
 
 # Pattern of a key that nothing takes -> why it may be there; the first that matches is said.
@@ -120,8 +120,14 @@ def _may_share(entries: list[WeightEntry]) -> bool:
     return tied or all("split gate, up" in entry.steps for entry in entries)
 
 
-def coverage_problems(coverage: Coverage, num_layers: int, checkpoint: Checkpoint) -> Iterator[Problem]:
-    """One problem for whole layers, one per other key with its layers folded, each with the likely cause."""
+def coverage_problems(
+    coverage: Coverage, num_layers: int, checkpoint: Checkpoint, facts: Facts | None = None
+) -> Iterator[Problem]:
+    """One problem for whole layers, one per other key with its layers folded, each with the likely cause.
+
+    Args:
+        facts: What the sizes come from; None where they are not named.
+    """
     where = checkpoint.source
     if coverage.absent_layers:
         layers = ranges(coverage.absent_layers)
@@ -158,7 +164,33 @@ def coverage_problems(coverage: Coverage, num_layers: int, checkpoint: Checkpoin
         where = checkpoint.tensors[names[0]].file
         for key, indices in fold_experts(fold_all(names)).items():
             found = f"{label(key, indices)} is {list(found_shape)}, the config gives {list(expected)}"
+            found += _sizes(found_shape, expected, facts) if facts else ""
             yield Problem("MAP-SHAPE", found, where, "correct the size in config.json that disagrees")
+
+
+def _sizes(found: tuple[int, ...], expected: tuple[int, ...], facts: Facts) -> str:
+    """Where the sizes that disagree come from, and the keys that give those of the checkpoint and nothing reads."""
+    wrong = set(expected) - set(found)
+    names = (
+        "intermediate_size",
+        "moe_intermediate_size",
+        "shared_intermediate_size",
+        "hidden_size",
+        "vocab_size",
+    )
+    texts = [
+        f"{name} {fact.value}: {fact.source}"
+        for name in names
+        if (fact := facts.fields.get(name)) and fact.value in wrong
+    ]
+    hidden, stored = facts.fields["hidden_size"].value, set(found) - set(expected)
+    read = set(re.findall(r"\w+", " ".join(fact.source for fact in facts.fields.values())))
+    texts += [
+        f"{facts.architecture.value} does not read {key} {value}"
+        for key, value in facts.config.items()
+        if key not in read and type(value) is int and value > 1 and {value, value * hidden} & stored
+    ]
+    return f" ({'; '.join(texts)})" if texts else ""
 
 
 def _missing_cause(key: str, indices: set[int], unexpected: list[str]) -> str:

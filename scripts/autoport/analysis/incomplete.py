@@ -129,7 +129,7 @@ def _describe(facts: Facts, checkpoint: Checkpoint, family: Family) -> Described
             extra.setdefault(section, {})[suffix] = key
     taken = {key for suffixes in extra.values() for suffix in suffixes for key in _all(suffix, keys)}
     coverage.unexpected = [key for key in coverage.unexpected if key not in taken]
-    fatal += coverage_problems(coverage, architecture.num_layers, checkpoint)
+    fatal += coverage_problems(coverage, architecture.num_layers, checkpoint, facts)
     if fatal:
         raise Refusal(*fatal)
     for section, suffixes in extra.items():

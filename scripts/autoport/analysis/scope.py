@@ -129,6 +129,7 @@ def _feature_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Fi
     for condition, rule, what in traits.family.requires:
         fact = traits.fact(condition)
         if not fact.value:
+            what = re.sub(r"\{(.+?)\}", lambda match: describe(traits.value(match[1])), what)
             yield rule, f"{what} ({fact.source})", NEXT_STEP
 
 

@@ -104,7 +104,7 @@ def _complete(
     weights = build_weight_map(architecture, CheckpointKeys(checkpoint.tensors, family.keys), family.moe)
     coverage = check_coverage(weights, architecture.num_layers, checkpoint, architecture.layers.moe)
     if not coverage.complete:
-        raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint))
+        raise Refusal(*coverage_problems(coverage, architecture.num_layers, checkpoint, facts))
     weights.ignored += second_copies(weights, checkpoint.left_out)
     return architecture, weights, applied
 

@@ -50,7 +50,7 @@ READINGS: dict[str, dict[str, str]] = {
         "moe_intermediate_size": "intermediate_size",
         "num_shared_experts": "1",
     },
-    "mpt": {"activation": "'gelu'", "intermediate_size": "d_model * expansion_ratio"},
+    "mpt": {"activation": "'gelu'", "intermediate_size": "4 * d_model"},
     "olmo": {"norm_eps": "1e-05"},
     "openai-gpt": {
         "intermediate_size": "4 * n_embd",

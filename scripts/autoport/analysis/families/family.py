@@ -101,7 +101,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         float32_scores: Whether scores are computed from float32 queries and keys.
         q_temperature: Expression; whether queries are scaled by their position, as in Llama 4.
         positions: Absolute position embeddings.
-        requires: (expression that must hold, rule, what is wrong otherwise).
+        requires: (expression that must hold, rule, what is wrong otherwise, with expressions in braces).
     """
 
     model_type: str

@@ -24,6 +24,21 @@ OPT_KEYS = Keys(
     down="fc2",
     final_norm="final_layer_norm",
 )
+# Values of MptConfig that MptForCausalLM does not read: with another value the model is not that class's.
+MPT_UNREAD = tuple(
+    (
+        f"attn_config.{key} == {value!r}",
+        rule,
+        f"attn_config.{key} is {{attn_config.{key}}}, which MptForCausalLM ignores: it has {value!r}",
+    )
+    for key, value, rule in (
+        ("attn_type", "multihead_attention", "SCOPE-HEADS"),
+        ("prefix_lm", False, "SCOPE-MASK"),
+        ("qk_ln", False, "SCOPE-QK-NORM"),
+        ("alibi", True, "SCOPE-ALIBI"),
+        ("alibi_bias_max", 8, "SCOPE-ALIBI"),
+    )
+)
 
 GPT2_FAMILIES = [
     Family(
@@ -193,7 +208,10 @@ GPT2_FAMILIES = [
         qkv_layout="'concat'",
         rotary="False",
         alibi="True",
+        scale="attn_config.softmax_scale",
+        qkv_clip="attn_config.clip_qkv or None",
         mlp="plain",
+        requires=MPT_UNREAD,
     ),
     Family(
         model_type="ctrl",
