@@ -12,6 +12,7 @@ WINDOWS = "[window if kind == 'sliding' else None for kind in kinds]"
         ("hidden ** 0.5", {"hidden": 64}, 8.0),
         ("n_inner or 4 * n_embd", {"n_inner": None, "n_embd": 16}, 64),
         (WINDOWS, {"window": 8, "kinds": ["sliding", "full"]}, [8, None]),
+        ("k if isinstance(k, int) else k[0]", {"k": [2, 2]}, 2),
         ("int(size * rope['factor'])", {"size": 16, "rope": {"factor": 0.25}}, 4),
     ],
 )

@@ -15,6 +15,7 @@ FUNCTIONS: dict[str, Any] = {
     "bool": bool,
     "float": float,
     "int": int,
+    "isinstance": isinstance,
     "len": len,
     "max": max,
     "min": min,

@@ -339,3 +339,33 @@ def test_a_spelling_that_the_class_does_not_read_is_not_taken(tmp_path):
     facts = facts_of(tmp_path, small_config(layer_norm_eps=1e-3))
     assert facts.fields["norm_eps"].value == 1e-5
     assert facts.unconsumed == {"layer_norm_eps": 1e-3}
+
+
+HUNYUAN = {"architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "num_experts": 8}
+
+
+def test_a_number_of_experts_per_token_for_each_layer_counts_when_it_is_one(tmp_path):
+    fact = facts_of(tmp_path, small_config(**HUNYUAN, moe_topk=[2, 2])).fields["num_experts_per_tok"]
+    assert (fact.value, fact.source) == (2, "derived: the same for every layer (config.json: moe_topk)")
+
+
+@pytest.mark.parametrize(
+    ("counts", "rule", "found", "step"),
+    [
+        (
+            [2, 3],
+            "SCOPE-MOE",
+            "different numbers of experts per token: [2, 3] (config.json: moe_topk)",
+            "only one",
+        ),
+        ([2, "2"], "CFG-TYPE", "moe_topk is '2', not a whole number", "correct moe_topk"),
+        ([], "CFG-TYPE", "moe_topk is an empty list", "correct moe_topk"),
+    ],
+)
+def test_other_lists_of_experts_per_token_are_refused_once(tmp_path, counts, rule, found, step):
+    with pytest.raises(Refusal) as caught:
+        facts_of(tmp_path, small_config(**HUNYUAN, moe_topk=counts))
+    (problem,) = caught.value.problems
+    assert problem.rule == rule
+    assert found in problem.found
+    assert problem.next_step.startswith(step)

@@ -12,7 +12,6 @@ ROUTER_NAMES = ("router_score", "router_method")  # said by the file even where 
 METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 
 FIELDS: dict[str, Any] = {
-    "num_experts_per_tok": is_integer,
     "moe_intermediate_size": is_integer,
     "norm_topk_prob": is_flag,
     "routed_scaling_factor": is_number,
@@ -31,11 +30,11 @@ def is_count(value: Any) -> str | None:
 def resolve_experts(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
     """Facts of the experts; empty for a dense model (none, null, 0 or 1 expert)."""
     experts = resolver.optional("num_experts", is_count, strict=True)
-    per_token = resolver.optional("num_experts_per_tok", is_count, strict=True)
+    per_token = _experts_per_token(resolver)
     if experts is None or experts.value < 2 or (per_token is not None and per_token.value == 0):
         resolver.consumed.update(_present(resolver, READ_WITH["experts"]))
         return {}
-    found: dict[str, Fact | None] = {"num_experts": experts}
+    found: dict[str, Fact | None] = {"num_experts": experts, "num_experts_per_tok": per_token}
     found |= {
         name: resolver.optional(name, check, strict=name not in ROUTER_NAMES)
         for name, check in FIELDS.items()
@@ -52,6 +51,26 @@ def resolve_experts(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, 
     if layers:
         found["layer_moe"] = _moe_layers(resolver, layers.value)
     return {name: fact for name, fact in found.items() if fact is not None}
+
+
+def _experts_per_token(resolver: Resolver) -> Fact | None:
+    """How many experts each token goes to; a list for the layers counts as its number when it has only one."""
+    per_token = resolver.optional("num_experts_per_tok", _is_count_or_counts, strict=True)
+    if per_token is None or not isinstance(per_token.value, list):
+        return per_token
+    values = per_token.value
+    if any(value != values[0] for value in values):
+        text = f"layers with different numbers of experts per token: {describe(values)} ({per_token.source})"
+        step = "only one number for all layers can be ported; the rest by hand from Step 4 of SKILL.md on"
+        resolver.problem("SCOPE-MOE", text, step)
+        return None
+    return Fact(values[0], f"derived: the same for every layer ({per_token.source})")
+
+
+def _is_count_or_counts(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return is_count(value)
+    return next((wrong for item in value if (wrong := is_count(item))), None if value else "is an empty list")
 
 
 def _present(resolver: Resolver, keys: tuple[str, ...]) -> set[str]:

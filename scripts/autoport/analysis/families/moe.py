@@ -212,7 +212,7 @@ MOE_FAMILIES = [
         qk_norm=QkNormStyle(place="after_rope"),
         moe=MoeStyle(
             keys=MoeKeys(router="mlp.gate.wg", **HUNYUAN_SHARED),
-            top_k="moe_topk",
+            top_k="moe_topk if isinstance(moe_topk, int) else moe_topk[0]",
             intermediate_size="intermediate_size",
             shared_size="intermediate_size",
         ),
