@@ -121,6 +121,40 @@ def test_biases_that_contradict_the_class_are_refused(tmp_path, changes, qkv_bia
     assert found in problem.found
 
 
+def ernie_keys(config, mlp_bias_on):
+    """Layer 0 is dense and layer 1 has experts; with the biases of use_bias."""
+    keys = llama_keys(config, qkv_bias=True) | {"lm_head.bias": ("BF16", (256,))}
+    for layer in range(2):
+        keys[f"model.layers.{layer}.self_attn.o_proj.bias"] = ("BF16", (64,))
+    for name, rows in (("gate_proj", 128), ("up_proj", 128), ("down_proj", 64)):
+        weight = keys.pop(f"model.layers.1.mlp.{name}.weight")
+        keys[f"model.layers.1.mlp.shared_experts.{name}.weight"] = weight
+        keys[f"model.layers.1.mlp.shared_experts.{name}.bias"] = ("BF16", (rows,))
+        if name in mlp_bias_on:
+            keys[f"model.layers.0.mlp.{name}.bias"] = ("BF16", (rows,))
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("mlp_bias_on", "rules"),
+    [(("gate_proj", "up_proj", "down_proj"), ["SCOPE-BIAS"]), (("up_proj",), ["SCOPE-BIAS", "BIAS-MIXED"])],
+)
+def test_biases_that_the_config_asks_for_are_refused_once(tmp_path, mlp_bias_on, rules):
+    config = small_config(
+        architectures=["Ernie4_5_MoeForCausalLM"],
+        model_type="ernie4_5_moe",
+        use_bias=True,
+        moe_num_experts=4,
+        moe_k=2,
+        moe_intermediate_size=64,
+        moe_layer_start_index=1,
+        moe_layer_interval=1,
+    )
+    problems = refused(tmp_path, config, ernie_keys(config, mlp_bias_on))
+    assert [problem.rule for problem in problems] == rules
+    assert "in the shared experts and on the head (derived: not use_bias" in problems[0].found
+
+
 def test_every_bias_that_the_config_denies_is_named(tmp_path):
     config = small_config()
     keys = llama_keys(config, qkv_bias=True)

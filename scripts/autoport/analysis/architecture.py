@@ -58,7 +58,8 @@ def describe_architecture(facts: Facts, checkpoint: Checkpoint) -> Architecture:
         absent = [*absent_size_problems(facts, family, keys, checkpoint)]
         if absent:
             raise Refusal(*problems, *absent)  # whatever else disagrees may follow from these
-        problems += foreign_key_problems(keys, family, where)
+        refused = {problem.rule for problem in problems} & {"SCOPE-BIAS"}  # the keys of its biases follow
+        problems += [item for item in foreign_key_problems(keys, family, where) if item.rule not in refused]
         problems += bias_problems(facts, family, keys, where)
         problems += head_problems(facts, keys, where)
         problems += projection_problems(facts, keys, checkpoint)

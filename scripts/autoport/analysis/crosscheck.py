@@ -55,8 +55,7 @@ def _matrix(checkpoint: Checkpoint, key: str) -> tuple[int, ...]:
 
 
 def bias_problems(facts: Facts, family: Family, keys: CheckpointKeys, where: str) -> Iterator[Problem]:
-    """Biases: on all layers and all parts of a projection or on none, and as the Hugging Face class has them."""
-    layers = set().union(*keys.layers.values())
+    """Biases: wherever a projection is and on all its parts or nowhere, and as the Hugging Face class has them."""
     names = keys.names
     roles: list[tuple[str, str | None, tuple[str, ...]]] = [
         ("q, k and v have", family.qkv_bias, (names.qkv, names.q, names.k, names.v)),
@@ -65,8 +64,8 @@ def bias_problems(facts: Facts, family: Family, keys: CheckpointKeys, where: str
     ]
     for role, expected, parts in roles:
         present = [part for part in parts if keys.in_layers(part, "weight")]
-        yield from _mixed(keys, present, layers, where)
-        if expected is None or not layers:
+        yield from _mixed(keys, present, where)
+        if expected is None or not present:
             continue
         found = any(keys.in_layers(part, "bias") for part in present)
         fact = Traits(family, facts).fact(expected)
@@ -99,9 +98,11 @@ def ignored_problems(facts: Facts, architecture: Architecture) -> Iterator[Probl
             yield Problem(rule, found, facts.config_file, next_step)
 
 
-def _mixed(keys: CheckpointKeys, parts: list[str], layers: set[int], where: str) -> Iterator[Problem]:
+def _mixed(keys: CheckpointKeys, parts: list[str], where: str) -> Iterator[Problem]:
+    """Layers that have a part without its bias, where others have both; experts stand in other layers."""
     with_bias = {name: keys.layers.get(f"{name}.bias", set()) for name in parts}
-    if any(with_bias.values()) and any(indices != layers for indices in with_bias.values()):
+    without = any(keys.layers[f"{name}.weight"] - indices for name, indices in with_bias.items())
+    if any(with_bias.values()) and without:
         listing = ", ".join(
             f"{name} on layers {ranges(indices) or 'none'}" for name, indices in with_bias.items()
         )

@@ -222,9 +222,11 @@ MOE_FAMILIES = [
         hf_name="Ernie4_5_MoeForCausalLM",
         qkv_bias="use_bias",
         o_bias="use_bias",
-        mlp_bias="False",
+        mlp_bias="use_bias",
         pairing="interleaved",
-        requires=(("not use_bias", "SCOPE-BIAS", "biases in the shared experts"),),
+        requires=(
+            ("not use_bias", "SCOPE-BIAS", "biases in the MLPs, in the shared experts and on the head"),
+        ),
         moe=MoeStyle(
             keys=MoeKeys(correction="mlp.moe_statics.e_score_correction_bias"),
             num_experts="moe_num_experts",
