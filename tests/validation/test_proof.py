@@ -56,7 +56,7 @@ def test_the_report_says_what_ran(proven):
     assert "the same tokens in float32; bfloat16 R " in step.summarise(proof)
     assert "not certain" not in step.summarise(proof)
     near = msgspec.structs.replace(proof, r_ratio_limit=1.0)
-    assert "not certain: the band reaches the limit 1.0" in step.summarise(near)
+    assert "not certain: the band reaches the limit 1.0 (R is below it" in step.summarise(near)
 
 
 def test_no_section_of_a_proven_port_differs(proven, tmp_path):
@@ -265,7 +265,8 @@ def tp_plan(num_heads: int, num_kv_heads: int, weights: int = 0, relax: tuple[st
 def test_default_tp_sizes(plan, sizes):
     chosen, not_run = step.choose_tp_sizes(plan, [])
     assert chosen == sizes
-    assert sorted(not_run) == [size for size in (1, 2) if size not in sizes]
+    recommended = {plan.recommended} - {None, *sizes}
+    assert set(not_run) == {1, 2} - {*sizes} | recommended
 
 
 def test_a_size_that_breaks_a_rule_is_refused_when_asked_for():
@@ -273,7 +274,22 @@ def test_a_size_that_breaks_a_rule_is_refused_when_asked_for():
         step.choose_tp_sizes(tp_plan(6, 2), [1, 2, 3, 8])
     assert ["TP 3" in str(caught.value), "TP 8" in str(caught.value)] == [True, True]
     assert len(caught.value.problems) == 3
-    assert step.choose_tp_sizes(tp_plan(8, 2), [4, 1]) == ([1, 4], {})
+    steps = {problem.found[:4]: problem.next_step for problem in caught.value.problems}
+    assert "compute-tp" in steps["TP 2"]
+    assert steps["TP 3"].startswith("choose from 1, 2, 4")
+    assert step.choose_tp_sizes(tp_plan(8, 2), [4, 1])[0] == [1, 4]
+
+
+def test_a_recommended_size_that_is_not_proven_is_named(proven):
+    plan = msgspec.structs.replace(tp_plan(6, 3), recommended=3)
+    chosen, not_run = step.choose_tp_sizes(plan, [])
+    assert chosen == [1]
+    assert not_run[3] == "recommended; the twin keeps the model's structure at TP 1, 2, 4 only"
+    proof = msgspec.structs.replace(proven("yi-6b").proof, not_run=not_run)
+    assert f"; not at TP 3 ({not_run[3]})" in step.summarise(proof)
+    four = msgspec.structs.replace(tp_plan(8, 4), recommended=4)
+    assert step.choose_tp_sizes(four, [1]) == ([1], {4: "recommended; 'autoport prove NAME --tp 4' runs it"})
+    assert step.choose_tp_sizes(four, [4]) == ([4], {})
 
 
 def test_the_step_needs_a_generated_model(proven, tmp_path):

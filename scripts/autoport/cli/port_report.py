@@ -27,6 +27,8 @@ def report(port: Port, results: Sequence[StepResult], options: Options) -> None:
         from autoport.validation.step import real_size_notes, slow_notes
 
         proof = port.read_state("proof.json", Proof, "prove")
+        left_out = [f"TP {size}: {reason}" for size, reason in proof.not_run.items()]
+        _print_list("TP sizes that the twin did not run:", left_out)
         _print_list("Slow paths of the twin on the simulator:", slow_notes(proof))
         if proof.real_size is not None:
             title = f"At real size, TP {proof.real_size.tp_size} (shapes on the simulator, no weights):"

@@ -23,6 +23,10 @@ from autoport.validation.shrink import TP_SIZES
 from autoport.validation.simulated import Subject
 
 DEFAULT_TP_SIZES = (1, 2)
+UNCERTAIN = (
+    "the band reaches the limit {limit} (R is below it and float32 is equal, so at most a rounding differs; the "
+    "logit test on the device decides)"
+)
 
 # Row of the README's feature table, the phases that show it, and the smallest TP size that does.
 FEATURE_PHASES = (
@@ -110,7 +114,7 @@ def feature_results(proof: Proof) -> dict[str, FeatureResult]:
 
 
 def choose_tp_sizes(plan: TpPlan, wanted: Sequence[int]) -> tuple[list[int], dict[int, str]]:
-    """Return the TP sizes to prove, and why a default one is left out.
+    """Return the TP sizes to prove, and why a default one or the recommended one is left out.
 
     By default TP 1 (also where its number of heads is odd, R2) and TP 2 where the plan has it as valid.
     Memory does not count: the twin is tiny.
@@ -125,21 +129,36 @@ def choose_tp_sizes(plan: TpPlan, wanted: Sequence[int]) -> tuple[list[int], dic
                 "PROOF-TP",
                 f"TP {size}: {reason}",
                 "option --tp",
-                "choose one that is valid, see 'autoport compute-tp'",
+                _other_sizes(size),
             )
             for size in wanted
             if (reason := _reason_against(candidates.get(size), allowed=("MEM",)))
         ]
         if problems:
             raise Refusal(*problems)
-        return sorted(set(wanted)), {}
+        return sorted(set(wanted)), _recommended_left_out(plan, wanted)
     reasons = {
         size: _reason_against(candidates.get(size), allowed=("MEM", "R2") if size == 1 else ("MEM",))
         for size in DEFAULT_TP_SIZES
     }
-    return [size for size in reasons if not reasons[size]], {
-        size: why for size, why in reasons.items() if why
-    }
+    chosen = [size for size in reasons if not reasons[size]]
+    left_out = {size: why for size, why in reasons.items() if why}
+    return chosen, _recommended_left_out(plan, chosen) | left_out
+
+
+def _other_sizes(size: int) -> str:
+    if size in TP_SIZES:
+        return "choose one that is valid, see 'autoport compute-tp'"
+    return f"choose from {', '.join(map(str, TP_SIZES))}; a green proof runs the shapes at the recommended size too"
+
+
+def _recommended_left_out(plan: TpPlan, chosen: Sequence[int]) -> dict[int, str]:
+    size = plan.recommended
+    if size is None or size in chosen:
+        return {}
+    candidate = next((item for item in plan.candidates if item.tp_size == size), None)
+    why = _reason_against(candidate, allowed=("MEM",)) or f"'autoport prove NAME --tp {size}' runs it"
+    return {size: f"recommended; {why}"}
 
 
 def _reason_against(candidate: TpCandidate | None, allowed: tuple[str, ...]) -> str:
@@ -192,7 +211,8 @@ def summarise(proof: Proof) -> str:
     return (
         f"equals {proof.reference} on the simulator at TP {sizes}: error {error:.1e} and the same tokens in float32; "
         f"bfloat16 R {worst.value:.2f} [{worst.low:.2f}, {worst.high:.2f}], where some tokens may differ"
-        + (f", not certain: the band reaches the limit {proof.r_ratio_limit}" if uncertain else "")
+        + (f", not certain: {UNCERTAIN.format(limit=proof.r_ratio_limit)}" if uncertain else "")
+        + "".join(f"; not at TP {size} ({reason})" for size, reason in proof.not_run.items())
         + (f"; {slow} slow-path notes" if slow else "")
         + (f"; {_at_real_size(proof.real_size)}: {_count(real_size_notes(proof))}" if proof.real_size else "")
     )
