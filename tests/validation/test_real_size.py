@@ -1,6 +1,7 @@
 """The shapes at real size: what the twin's small sizes hide from the device's rules is found."""
 
 import copy
+import math
 import shutil
 
 import msgspec
@@ -54,3 +55,19 @@ def test_an_error_at_real_size_names_the_forward_and_the_line(found):
     failure = found(4, edit=wrong).failure
     assert failure.startswith("segmented prefill: RuntimeError: ")
     assert ", in SubjectAttention.segmented_prefill)" in failure
+
+
+@pytest.mark.parametrize(
+    ("context", "tp_size", "segment"),
+    [
+        (4096, 4, 2048),
+        (8192, 4, 2048),
+        (3072, 2, 1024),
+        (1024, 1, 512),
+        (768, 1, 512),
+        (512, 2, 0),
+        (1152, 3, 384),
+    ],
+)
+def test_a_segment_has_a_size_of_the_kernel(context, tp_size, segment):
+    assert real_size._segment(context, math.lcm(real_size.TOKENS, tp_size)) == segment

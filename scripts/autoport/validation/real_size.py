@@ -18,7 +18,7 @@ from autoport.validation.simulated import Subject, lay_over, phase_of, read_port
 TIME_LIMIT = 120.0  # seconds
 FOLDER = "real-size"  # in the proof's folder
 TOKENS = 128  # prompts and segments are multiples of it
-LONGEST_SEGMENT = 2048  # tokens
+SEGMENTS = (512, 1024, 2048)  # tokens; sizes of the segmented attention kernel
 
 
 def check(subject: Subject, facts: Facts, plan: Plan, folder: Path) -> RealSize | None:
@@ -38,7 +38,7 @@ def check(subject: Subject, facts: Facts, plan: Plan, folder: Path) -> RealSize 
     tp_size, batch_size = plan.tp.recommended, plan.tp.batch_size
     unit = math.lcm(TOKENS, tp_size)  # the ranks split a prompt
     context = _at_most(_longest(plan, facts), unit)
-    segment = _at_most(min(LONGEST_SEGMENT, context // 2), unit)
+    segment = _segment(context, unit)
     arguments = (subject, str(folder), tp_size, context, segment, batch_size)
     records: list[HardwareRecord] = []
     num_layers, failure = 0, ""
@@ -69,6 +69,18 @@ def _longest(plan: Plan, facts: Facts) -> int:
     return min(plan.tp.context_length, positions.value if positions else plan.tp.context_length)
 
 
+def _segment(context: int, unit: int) -> int:
+    """Tokens of a step of segmented prefill: half of the prompt at most, where the kernel has such a size.
+
+    0 for a prompt that no size divides. Where the ranks cannot split any of the sizes, a multiple of `unit`.
+    """
+    sizes = [size for size in SEGMENTS if size % unit == 0]
+    if not sizes:
+        return _at_most(min(max(SEGMENTS), context // 2), unit)
+    longer = [size for size in sizes if size < context]
+    return max((size for size in longer if 2 * size <= context), default=min(longer, default=0))
+
+
 def _at_most(tokens: int, unit: int) -> int:
     """The largest multiple of `unit` up to `tokens`, but not zero."""
     return max(tokens // unit, 1) * unit
@@ -81,6 +93,7 @@ def run_shapes(
 
     Args:
         folder: Has the config.
+        segment: 0 for no segmented prefill.
 
     Returns:
         The rules that were met, and the number of layers.
@@ -95,8 +108,10 @@ def run_shapes(
     lay_over(subject)
     with phase_of("build", subject):
         factory, config = read_port(subject, folder, "bfloat16")
-        model = shapes.ShapeRun(factory, config, context, segment, num_seqs)
+        model = shapes.ShapeRun(factory, config, context, segment or context, num_seqs)
     for kind in shapes.KINDS:
+        if kind == shapes.SEGMENTED and not segment:
+            continue
         with phase_of(kind, subject):
             model.forward(kind)
     return rules_met(), model.num_layers
