@@ -5,8 +5,9 @@ import pytest
 from autoport.analysis.architecture import describe_architecture
 from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
 from autoport.analysis.estimate import weight_parts
+from autoport.analysis.head_rules import candidate_sizes
 from autoport.analysis.keys import CheckpointKeys
-from autoport.analysis.padding import candidate_sizes, padded_sizes, padding
+from autoport.analysis.padding import padded_sizes, padding
 from autoport.analysis.tensor_parallel import (
     candidate_rows,
     no_valid_tp,

@@ -1,7 +1,7 @@
 """The two-way check: every parameter has its checkpoint keys, every key a parameter or a reason."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, ItemsView, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -134,10 +134,7 @@ def coverage_problems(
         found = f"layers {layers} are not in the checkpoint; num_hidden_layers is {num_layers}"
         step = "correct num_hidden_layers in config.json, or complete the checkpoint"
         yield Problem("MAP-MISSING", found, where, step)
-    missing = [
-        key for key in coverage.missing if _layer_of(key, coverage.layers) not in coverage.absent_layers
-    ]
-    for key, indices in fold_experts(fold_all(missing)).items():
+    for key, indices in _folded(coverage.missing, coverage.layers, coverage.absent_layers):
         cause = _missing_cause(key, indices, coverage.unexpected)
         found = f"{label(key, indices)} is not in the checkpoint: {cause}"
         yield Problem("MAP-MISSING", found, where, "correct the config, or complete the checkpoint")
@@ -146,15 +143,12 @@ def coverage_problems(
         found = f"nothing takes layers {layers}: {_surplus_cause(coverage.unexpected, num_layers)}"
         step = "correct num_hidden_layers in config.json; a part that the port lacks stops it"
         yield Problem("MAP-UNEXPECTED", found, where, step)
-    unexpected = [
-        key for key in coverage.unexpected if _layer_of(key, coverage.layers) not in coverage.surplus_layers
-    ]
-    for key, indices in fold_experts(fold_all(unexpected)).items():
+    for key, indices in _folded(coverage.unexpected, coverage.layers, coverage.surplus_layers):
         found = f"nothing takes {label(key, indices)}: {_unexpected_cause(key)}"
         yield Problem(
             "MAP-UNEXPECTED", found, where, "correct the config; a part that the port lacks stops it"
         )
-    for key, indices in fold_experts(fold_all(coverage.mapped_twice)).items():
+    for key, indices in _folded(coverage.mapped_twice):
         found = f"two parameters take {label(key, indices)}"
         yield Problem("MAP-TWICE", found, where, "correct the weight map: a key belongs to one parameter")
     by_shape: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
@@ -162,10 +156,15 @@ def coverage_problems(
         by_shape.setdefault((mismatch.found, mismatch.expected), []).append(mismatch.key)
     for (found_shape, expected), names in by_shape.items():
         where = checkpoint.tensors[names[0]].file
-        for key, indices in fold_experts(fold_all(names)).items():
+        for key, indices in _folded(names):
             found = f"{label(key, indices)} is {list(found_shape)}, the config gives {list(expected)}"
             found += _sizes(found_shape, expected, facts) if facts else ""
             yield Problem("MAP-SHAPE", found, where, "correct the size in config.json that disagrees")
+
+
+def _folded(keys: Iterable[str], layers: str = "", but: Container[int] = ()) -> ItemsView[str, set[int]]:
+    """Keys with their layers and experts folded, without those of the layers `but`."""
+    return fold_experts(fold_all(key for key in keys if _layer_of(key, layers) not in but)).items()
 
 
 def _sizes(found: tuple[int, ...], expected: tuple[int, ...], facts: Facts) -> str:

@@ -140,10 +140,14 @@ def plan_draft(source_name: str) -> DraftPlan:
 
 
 def aux_layer_ids(config: Mapping[str, Any]) -> list[int]:
-    """The target's layers that the config names, at the top or in ``eagle_config``."""
+    """The target's layers that the config names; `scope_problems` has checked them."""
+    return list(_named_layers(config) or [])
+
+
+def _named_layers(config: Mapping[str, Any]) -> Any:
+    """What the config has for the target's layers, at the top or in ``eagle_config``; not checked."""
     nested = config.get("eagle_config") or {}
-    layers = config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
-    return list(layers or [])
+    return config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
 
 
 def _weight_map(
@@ -183,7 +187,7 @@ def scope_problems(config: Mapping[str, Any], layer: Mapping[str, Any], where: s
         yield Problem("DRAFT-SCOPE", f"speculators_model_type {kind!r}", where, step)
     if eagle.get("use_aux_hidden_state", True) is not True:
         yield Problem("DRAFT-SCOPE", "use_aux_hidden_state is off", where, step)
-    named = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids")
+    named = _named_layers(config)
     if named and (
         not isinstance(named, list)
         or len(named) != EAGLE3_HIDDEN_STATES

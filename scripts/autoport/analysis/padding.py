@@ -7,16 +7,10 @@ never sampled.
 
 from autoport.analysis.attention import PARTITIONS
 from autoport.analysis.dimensions import EXPERT, Dimensions
+from autoport.analysis.head_rules import candidate_sizes, head_violations
 from autoport.schema.parallel import Violation
 
 EXPERT_MULTIPLE = 16  # of an expert's columns on a rank, from 128 on: moe_cte raises an error otherwise
-
-
-def candidate_sizes(num_heads: int, cores: int = 64) -> list[int]:
-    """Powers of two and divisors of the head count, up to the logical cores of an instance."""
-    divisors = (size for size in range(1, cores + 1) if num_heads % size == 0)
-    powers = (2**exponent for exponent in range(cores.bit_length()) if 2**exponent <= cores)
-    return sorted({*powers, *divisors})
 
 
 def padded_sizes(size: Dimensions) -> set[str]:
@@ -42,9 +36,7 @@ def padded_shard(name: str, real: int, tp: int) -> int:
 
 
 def _allowed_by_heads(size: Dimensions) -> list[int]:
-    heads, kv = size.num_heads, size.num_kv_heads
-    even = (tp for tp in candidate_sizes(heads) if heads % (2 * tp) == 0 and (kv % tp == 0 or tp % kv == 0))
-    return [1, *(tp for tp in even if tp > 1)]
+    return [tp for tp in candidate_sizes(size.num_heads) if tp == 1 or not head_violations(size, tp)]
 
 
 def _fits(name: str, real: int, tp: int) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autoport.analysis.device_rules import device_violations, slow_paths
 from autoport.analysis.dimensions import EXPERT, Dimensions
+from autoport.analysis.head_rules import candidate_sizes, head_violations
 from autoport.analysis.instances import Instance, find_instance
-from autoport.analysis.padding import candidate_sizes, padded_sizes, padding
+from autoport.analysis.padding import padded_sizes, padding
 from autoport.errors import refuse
 from autoport.schema.architecture import Architecture, Attention
 from autoport.schema.parallel import TpCandidate, TpPlan, Violation, WeightBytes
@@ -82,15 +83,7 @@ def check_rules(size: Dimensions, tp: int, padded: Collection[str] = ()) -> list
     Args:
         padded: Names of the sizes that are filled up to a multiple.
     """
-    heads, kv = size.num_heads, size.num_kv_heads
-    broken = []
-    if heads % tp:
-        broken.append(Violation("R1", f"{heads} heads are not a multiple of {tp}"))
-    elif heads // tp % 2:
-        text = f"{heads} heads / {tp} = {heads // tp} per rank is odd; the decode kernel needs an even number"
-        broken.append(Violation("R2", text))
-    if kv % tp and tp % kv:
-        broken.append(Violation("R3", f"{kv} KV heads neither divide nor are divided by {tp}"))
+    broken = head_violations(size, tp)
     for name, inner in {"intermediate_size": size.intermediate_size, **size.expert_sizes}.items():
         if inner % tp and name not in padded:
             broken.append(Violation("R4", f"{name} {inner} is not a multiple of {tp}"))

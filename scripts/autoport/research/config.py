@@ -55,7 +55,6 @@ OPTIONAL = {
     "partial_rotary_factor": is_number,
 }
 
-# Keys that change the model's output when a class reads them; the rest (token ids, dropout, ...) does not.
 VISION_SIZES = {
     "num_heads": ("num_attention_heads", "num_heads"),
     "hidden_size": ("hidden_size", "embed_dim"),
@@ -67,6 +66,7 @@ TRAINING_KEYS = {
     "rescale_prenorm_residual", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef", "seq_aux",
 }  # fmt: skip
 DROPOUT_KEY = re.compile(r"(dropout|pdrop)(_rate|_prob|_p)?$")
+# Keys that change the model's output when a class reads them; the rest (token ids, ...) does not.
 SEMANTIC_KEY = re.compile(
     r"_(multiplier|scale|scaling|factor|scalar|base|cap|capping|theta|rank|window|window_size|bias|pattern|interval)$"
     r"|^(scale|residual|logit|qk_|qkv_|clip_|no_rope|alibi|parallel_|sandwich|attn_|ffn_|block_configs|per_layer)"
