@@ -75,7 +75,7 @@ def read_api(root: Path, package: str) -> ApiGeneration:
             f"attention_decode({name}=)" for name in NEEDED_DECODE_PARAMETERS if name not in parameters
         ]
     layer_spec = _class_fields(folder / "model" / "kv_cache.py", "LayerSpec")
-    neuron_config = _class_fields(folder / "model" / "neuron_config.py", "NeuronConfig")
+    neuron_config = neuron_config_fields(root, package)
     missing += [f"NeuronConfig.{name}" for name in NEEDED_NEURON_CONFIG if name not in neuron_config]
     return ApiGeneration(
         version=_version(root),
@@ -89,6 +89,15 @@ def read_api(root: Path, package: str) -> ApiGeneration:
         extensions=[f"LayerSpec.{name}" for name in layer_spec if name not in LAYER_SPEC_FIELDS]
         + [f"NeuronConfig.{name}" for name in neuron_config if name not in NEURON_CONFIG_FIELDS],
     )
+
+
+def neuron_config_fields(root: Path, package: str) -> list[str]:
+    """Fields that the plugin's `NeuronConfig` declares; empty where its file cannot be read.
+
+    Args:
+        root, package: As `read_api` takes them.
+    """
+    return _class_fields(root / package / "model" / "neuron_config.py", "NeuronConfig")
 
 
 def _registered(registry: Path) -> list[str] | None:

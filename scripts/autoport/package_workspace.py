@@ -59,11 +59,20 @@ class PackageWorkspace(Workspace):
                 simulator. A package that was begun keeps the one it was begun with.
 
         Raises:
-            Refusal: WS-MISSING when `plugin` has no plugin, OOT-CHECKOUT when the folder is the plugin's,
-                OOT-OTHER when it holds the package of another port, WS-WRITE.
+            Refusal: OOT-FILE when the path is or goes through a file, WS-MISSING when `plugin` has no plugin,
+                OOT-CHECKOUT when the folder is the plugin's, OOT-OTHER when it holds the package of another port,
+                WS-WRITE.
         """
         check_model_name(name)
         root = path.expanduser().resolve()
+        file = next((place for place in (root, *root.parents) if place.is_file()), None)
+        if file:
+            raise refuse(
+                "OOT-FILE",
+                f"{file} is a file, and the package is a folder",
+                root,
+                "pass a new or empty folder, or that of this port's package, with --out-of-tree DIR",
+            )
         inside = next((place for place in (root, *root.parents) if plugin_package(place)), None)
         if inside:
             raise refuse(

@@ -153,6 +153,9 @@ def test_biases_that_the_config_asks_for_are_refused_once(tmp_path, mlp_bias_on,
     problems = refused(tmp_path, config, ernie_keys(config, mlp_bias_on))
     assert [problem.rule for problem in problems] == rules
     assert "in the shared experts and on the head (derived: not use_bias" in problems[0].found
+    assert "--incomplete" not in problems[0].next_step
+    with pytest.raises(Refusal, match="SCOPE-BIAS"):
+        describe_with_gaps(*research(str(tmp_path)))
 
 
 def test_every_bias_that_the_config_denies_is_named(tmp_path):
@@ -315,6 +318,9 @@ def test_a_foreign_part_of_the_last_layer_is_refused(tmp_path, suffix, rule):
     assert problem.rule == rule
     assert suffix in problem.found
     assert "layers 1" in problem.found
+    if "--incomplete" in problem.next_step:
+        found = research(str(tmp_path))
+        assert [gap.section for gap in describe_with_gaps(*found).gaps] == ["attention"]
 
 
 @pytest.mark.parametrize(("key", "rule"), [("lm_head.bias", "SCOPE-BIAS"), ("model.norm.bias", "SCOPE-NORM")])
@@ -322,6 +328,7 @@ def test_a_foreign_key_outside_the_layers_is_refused(tmp_path, key, rule):
     (problem,) = refused(tmp_path, small_config(), llama_keys(small_config()) | {key: ("BF16", (64,))})
     assert problem.rule == rule
     assert key in problem.found
+    assert "--incomplete" not in problem.next_step
 
 
 def test_another_family_of_key_names_is_refused(tmp_path):

@@ -127,6 +127,8 @@ def test_overrides_in_the_file_are_taken_when_confirmed(port):
     [
         ("norm.colour=red", "DEC-SET", "norm.colour"),
         ("norm.eps", "DEC-SET", "no section.field=value"),
+        ("norm.eps={", "DEC-SET", "the value cannot be read"),
+        ("norm.eps=[0.25]", "DEC-SET", "the value is no plain one"),
         ("norm.kind=batch", "DEC-VALUE", "norm.kind cannot be 'batch'"),
         ("norm.eps=small", "DEC-VALUE", "norm.eps cannot be 'small'"),
         ("parallel.tp_size=3", "DEC-VALUE", "TP 3 is not valid"),
@@ -145,6 +147,27 @@ def test_a_damaged_decisions_file_is_refused(port):
     (port.state_dir / "decisions.yaml").write_text("[")
     with pytest.raises(Refusal, match="DEC-FILE"):
         decisions.record_file(port)
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("overrides.json", lambda port: (port.state_dir / "overrides.json").unlink()),
+        ("confirmed.json", lambda port: run(port, Options(confirm=True))),
+    ],
+)
+def test_a_damaged_record_names_a_way_on_that_works(port, name, mend):
+    port = port(foo_multiplier=3.0)
+    (port.state_dir / name).write_text('[{"field": 1}]')
+    with pytest.raises(Refusal) as caught:
+        run(port, Options())
+    (problem,) = caught.value.problems
+    assert problem.rule == "PORT-STATE"
+    assert problem.where == str(port.state_dir / name)
+    assert "cannot be read: Expected" in problem.found
+    assert ("remove it" if name == "overrides.json" else "--confirm") in problem.next_step
+    mend(port)
+    run(port, Options())
 
 
 def test_a_run_resumes_where_the_last_one_stopped(tmp_path, monkeypatch):

@@ -37,6 +37,12 @@ def refused(tmp_path, config=CONFIG, keys=None):
     return [(problem.rule, problem.found) for problem in caught.value.problems]
 
 
+def test_one_file_of_a_draft_is_not_its_folder(tmp_path):
+    folder = write_checkpoint(tmp_path, CONFIG, draft_keys())
+    with pytest.raises(Refusal, match=f"SRC-FILE.*pass the folder that holds it: {folder}"):
+        plan_draft(str(folder / "config.json"))
+
+
 def keys_of(found):
     return {entry.parameter: entry.keys for entry in found.weights.entries}
 

@@ -154,6 +154,13 @@ def test_a_folder_of_the_plugin_is_refused(tmp_path: Path) -> None:
     assert not (checkout / ".autoport").exists()
 
 
+def test_a_file_is_no_folder_for_a_package(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    for path in (tmp_path / "notes.txt", tmp_path / "notes.txt" / "yi"):
+        with pytest.raises(Refusal, match=r"OOT-FILE: .*notes.txt is a file, .*--out-of-tree DIR"):
+            PackageWorkspace.open(path, "yi", None)
+
+
 def test_a_package_holds_one_port(port: Port) -> None:
     with pytest.raises(Refusal) as refusal:
         PackageWorkspace.open(port.workspace.root, "qwen2", None)

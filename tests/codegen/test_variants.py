@@ -179,6 +179,25 @@ def test_all_conditions_that_are_wrong_are_named() -> None:
     }
 
 
+def test_a_condition_on_a_field_that_the_plugin_does_not_have(workspace: Workspace) -> None:
+    conditions = parse_conditions(
+        when=["neuron_config.nonsense == 1", "neuron_config.max_logprobs == 0"],
+        require=["neuron_config.on_device_sampling_config.all_greedy == True", "neuron_config.odd == 1"],
+    )
+    variant = declare("own", **conditions)
+    before = contents(workspace)
+    with pytest.raises(Refusal) as caught:
+        run(Port(workspace, "llama3"), variant)
+    problems = caught.value.problems
+    assert [problem.rule for problem in problems] == ["VAR-CONDITION", "VAR-CONDITION"]
+    assert [problem.where for problem in problems] == ["option --when", "option --require"]
+    assert "has no field 'nonsense'" in problems[0].found
+    assert "kv_segment_size_buckets, lm_head_dp_size, max_logprobs" in problems[0].next_step
+    assert contents(workspace) == before
+    (workspace.root / "vllm_neuron/model/neuron_config.py").write_text("class NeuronConfig(")
+    assert run(Port(workspace, "llama3"), variant).files
+
+
 @pytest.mark.parametrize(
     ("variant", "found"),
     [

@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from autoport.errors import Problem, Refusal, refuse
-from autoport.files import sha256, write_atomic
+from autoport.files import read_json, sha256, write_atomic
 from autoport.port_state import Port
 from autoport.schema.architecture import Architecture
 from autoport.schema.plan import Override, Plan
@@ -52,7 +52,7 @@ def parse_overrides(texts: Sequence[str], who: str) -> list[Override]:
     """Read ``section.field=value`` texts.
 
     Raises:
-        Refusal: DEC-SET with every text that is not of that form or names no field.
+        Refusal: DEC-SET with every text that is not of that form, names no field, or has no plain value.
     """
     known = [*FIELDS, TP_SIZE, REFERENCE]
     problems, overrides = [], []
@@ -62,10 +62,29 @@ def parse_overrides(texts: Sequence[str], who: str) -> list[Override]:
             found = f"{text!r} is no section.field=value of a decision"
             problems.append(Problem("DEC-SET", found, "option --set", f"use one of {', '.join(known)}"))
             continue
-        overrides.append(Override(field, yaml.safe_load(value) if value else None, who, now()))
+        try:
+            overrides.append(Override(field, _plain_value(value), who, now()))
+        except ValueError as error:
+            step = f"write {field}= and a number, a word, true, false or null"
+            problems.append(Problem("DEC-SET", f"{text!r:.80}: {error}", "option --set", step))
     if problems:
         raise Refusal(*problems)
     return overrides
+
+
+def _plain_value(text: str) -> str | float | None:
+    """The scalar that a text is in YAML; None for an empty one.
+
+    Raises:
+        ValueError: It is no scalar.
+    """
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        raise ValueError("the value cannot be read") from None
+    if not isinstance(value, (str, int, float, type(None))):
+        raise ValueError("the value is no plain one")
+    return value
 
 
 def user() -> str:
@@ -95,7 +114,7 @@ def record_file(port: Port) -> None:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         given = document.get("overrides") or {}
         texts = [f"{field}={yaml.safe_dump(value).splitlines()[0]}" for field, value in given.items()]
-    except (OSError, yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, AttributeError, UnicodeDecodeError, RecursionError) as error:
         raise refuse(
             "DEC-FILE", f"cannot be read: {error}", path, "correct it, or remove it and use --set"
         ) from error
@@ -109,7 +128,14 @@ def record_file(port: Port) -> None:
 
 
 def load(port: Port) -> list[Override]:
-    return port.read_state(OVERRIDES, list[Override], "analyze") if port.has_state(OVERRIDES) else []
+    """The overrides of the port.
+
+    Raises:
+        Refusal: PORT-STATE when overrides.json is damaged; no step writes it again.
+    """
+    next_step = "correct it, or remove it and give its decisions again with autoport port --set"
+    path = port.state_dir / OVERRIDES
+    return read_json(path, list[Override], next_step) if path.is_file() else []
 
 
 def apply(architecture: Architecture, overrides: Sequence[Override]) -> tuple[Architecture, list[Override]]:
@@ -204,4 +230,5 @@ def confirm(port: Port, digest: str) -> None:
 def is_confirmed(port: Port, digest: str) -> bool:
     if not port.has_state(CONFIRMED):
         return False
-    return port.read_state(CONFIRMED, Confirmed, "analyze").decisions == digest
+    next_step = f"look at {DECISIONS} beside it and confirm it again: autoport port {port.name} --confirm"
+    return read_json(port.state_dir / CONFIRMED, Confirmed, next_step).decisions == digest

@@ -16,7 +16,7 @@ from autoport.errors import Problem, Refusal
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import load_config, read_facts
 from autoport.research.draft import EAGLE3_HIDDEN_STATES, LAYER_CONFIG, draft_problems, find_draft
-from autoport.research.source import open_source
+from autoport.research.source import open_model
 from autoport.schema.architecture import Architecture
 from autoport.schema.facts import Checkpoint
 from autoport.schema.weights import IgnoredKeys, WeightEntry, WeightMap
@@ -85,11 +85,14 @@ class DraftPlan(msgspec.Struct):
 def plan_draft(source_name: str) -> DraftPlan:
     """Read an Eagle3 draft's config and headers.
 
+    Args:
+        source_name: Folder or hub id.
+
     Raises:
-        Refusal: DRAFT-NONE when it is no draft; what `draft_problems` says of other kinds; DRAFT-SCOPE for each
-            thing that is not ported, and every key that is missing or that nothing takes.
+        Refusal: SRC-FILE for a single file; DRAFT-NONE when it is no draft; what `draft_problems` says of other
+            kinds; DRAFT-SCOPE for each thing that is not ported, and every key that is missing or that nothing takes.
     """
-    source = open_source(source_name)
+    source = open_model(source_name)
     config, checkpoint = load_config(source), read_checkpoint(source)
     where, draft = source.config_file, find_draft(config, checkpoint)
     if draft is None:

@@ -7,7 +7,6 @@ checkpoint and in its modeling file. The proof decides whether the rest of it is
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -17,7 +16,7 @@ from autoport.analysis.crosscheck import absent_size_problems, head_problems, pr
 from autoport.analysis.families import find_family
 from autoport.analysis.families.family import Family
 from autoport.analysis.keys import CheckpointKeys
-from autoport.analysis.scope import WHOLE_BY_HAND, facts_problems, not_llama_like
+from autoport.analysis.scope import GAP_RULES, WHOLE_BY_HAND, GapSection, facts_problems, not_llama_like
 from autoport.analysis.source_check import source_conflicts
 from autoport.analysis.traits import Traits
 from autoport.analysis.weight_map import LAYER, build_weight_map
@@ -29,17 +28,6 @@ from autoport.schema.facts import Checkpoint, Facts, Finding
 from autoport.schema.plan import Gap, GapParameter
 from autoport.schema.weights import WeightEntry, WeightMap
 
-GapSection = Literal["attention", "mlp", "decoder"]
-
-# What a refusal is about -> the section that is left out; every other refusal stands.
-RULES: dict[str, GapSection] = {
-    "SCOPE-ACTIVATION": "mlp",
-    "SCOPE-ALIBI": "attention",
-    "SCOPE-SCALE": "attention",
-    "SCOPE-SINK": "attention",
-    "SCOPE-QK-NORM": "attention",
-    "SCOPE-BLOCK": "decoder",
-}
 TOPICS: dict[str, GapSection] = {
     "block": "decoder",
     "scale": "decoder",
@@ -98,7 +86,7 @@ def _describe(facts: Facts, checkpoint: Checkpoint, family: Family) -> Described
     found: dict[GapSection, list[str]] = {}
     fatal: list[Problem] = []
     for problem in facts_problems(facts, family):
-        section = RULES.get(problem.rule)
+        section = GAP_RULES.get(problem.rule)
         if section:
             found.setdefault(section, []).append(problem.found)
         else:

@@ -23,7 +23,6 @@ BY_HAND = (
     "port it without this part if config.json is wrong, or write this part by hand in Step 4 of SKILL.md, "
     "from the nearest reference model"
 )
-NEXT_STEP = f"{BY_HAND}; {INCOMPLETE}"
 WHOLE_BY_HAND = (
     "references/coverage.md lists the classes that can be ported; this one is written by hand as a whole, from "
     "Step 4 of SKILL.md on: start from the reference model {nearest}/, and 'autoport search-ops' finds the "
@@ -51,6 +50,16 @@ DTYPES: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float
 HEADER_DTYPES: dict[str, Dtype] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 KNOWN_ROPE_TYPES = ("mrope", "proportional", "per_layer_type")
 
+GapSection = Literal["attention", "mlp", "decoder"]
+# What a refusal is about -> the section that `--incomplete` leaves out for it; every other refusal stands.
+GAP_RULES: dict[str, GapSection] = {
+    "SCOPE-ACTIVATION": "mlp",
+    "SCOPE-ALIBI": "attention",
+    "SCOPE-SINK": "attention",
+    "SCOPE-QK-NORM": "attention",
+    "SCOPE-BLOCK": "decoder",
+}
+
 # Parts of a layer that a family must have declared: pattern of the key in the layer, rule, what it is.
 FOREIGN_KEYS = [
     (r".*norm\w*\.bias", "SCOPE-NORM", "a norm with a bias: LayerNorm, not RMSNorm"),
@@ -63,6 +72,11 @@ FOREIGN_KEYS = [
     (r"mlp\.gate_up_proj\..*", "SCOPE-FUSED", "fused gate and up projections"),
     (r"(mlp|\w*moe|feed_forward)\.(\w*experts?|router|gate)\..*", "SCOPE-MOE", "a mixture of experts"),
 ]
+
+
+def _next_step(rule: str) -> str:
+    """What to do about a part that is out of scope; `--incomplete` only where it can leave that part out."""
+    return f"{BY_HAND}; {INCOMPLETE}" if rule in GAP_RULES else BY_HAND
 
 
 def facts_problems(facts: Facts, assumed: Family | None = None) -> list[Problem]:
@@ -120,17 +134,19 @@ def not_llama_like(facts: Facts) -> tuple[str, list[str]]:
 def _feature_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Finding]:
     activation, head_dim = fields["activation"], fields["head_dim"]
     if activation.value not in ACTIVATIONS:
-        yield "SCOPE-ACTIVATION", f"activation {activation.value!r} ({activation.source})", NEXT_STEP
+        found = f"activation {activation.value!r} ({activation.source})"
+        yield "SCOPE-ACTIVATION", found, _next_step("SCOPE-ACTIVATION")
     if head_dim.value % 2:
         yield "SCOPE-HEAD-DIM", f"head_dim {head_dim.value} is odd ({head_dim.source})", BY_HAND
     topology = traits.fact(traits.family.topology)
     if topology.value not in NORM_NAMES:
-        yield "SCOPE-BLOCK", f"the norms of a layer: {topology.value} ({topology.source})", NEXT_STEP
+        found = f"the norms of a layer: {topology.value} ({topology.source})"
+        yield "SCOPE-BLOCK", found, _next_step("SCOPE-BLOCK")
     for condition, rule, what in traits.family.requires:
         fact = traits.fact(condition)
         if not fact.value:
             what = re.sub(r"\{(.+?)\}", lambda match: describe(traits.value(match[1])), what)
-            yield rule, f"{what} ({fact.source})", NEXT_STEP
+            yield rule, f"{what} ({fact.source})", _next_step(rule)
 
 
 def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Finding]:
@@ -221,12 +237,11 @@ def foreign_key_problems(keys: CheckpointKeys, family: Family, where: str) -> li
                 continue
             if not known and re.fullmatch(pattern, suffix):
                 found = f"{what}: {keys.layer}{suffix} (layers {ranges(layers)})"
-                step = BY_HAND if rule in ("SCOPE-MLA", "SCOPE-FUSED", "SCOPE-MOE") else NEXT_STEP
-                problems.append(Problem(rule, found, where, step))
+                problems.append(Problem(rule, found, where, _next_step(rule)))
                 break
     for key in sorted(keys.others):
         if key == f"{names.head}.bias" and not family.head_bias:
-            problems.append(Problem("SCOPE-BIAS", f"a bias on the head: {key}", where, NEXT_STEP))
+            problems.append(Problem("SCOPE-BIAS", f"a bias on the head: {key}", where, BY_HAND))
         if key == f"{keys.prefix}{names.final_norm}.bias" and family.norm == "rms":
-            problems.append(Problem("SCOPE-NORM", f"a norm with a bias: {key}", where, NEXT_STEP))
+            problems.append(Problem("SCOPE-NORM", f"a norm with a bias: {key}", where, BY_HAND))
     return problems

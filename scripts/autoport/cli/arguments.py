@@ -5,6 +5,21 @@ from typing import Annotated, Literal
 
 import typer
 
+from autoport.errors import refuse
+
+
+def _one_of_both(context: typer.Context, wanted: bool) -> bool:
+    """Refuse (OPT-EDITED) `--force` beside `--keep-edited`; the option that is read second sees the first."""
+    if wanted and (context.params.get("force") or context.params.get("keep_edited")):
+        raise refuse(
+            "OPT-EDITED",
+            "--force overwrites what --keep-edited keeps",
+            "options --force and --keep-edited",
+            "pass one of them",
+        )
+    return wanted
+
+
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="snake_case name of the port, e.g. yi.", show_default=False)
 ]
@@ -16,11 +31,18 @@ WorkspacePath = Annotated[
     Path, typer.Option("--workspace", "-w", metavar="DIR", help="Checkout that contains vllm_neuron/.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite generated files that were edited by hand.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", callback=_one_of_both, help="Overwrite generated files that were edited by hand."
+    ),
+]
 KeepEdited = Annotated[
     bool,
     typer.Option(
-        "--keep-edited", help="Keep files edited by hand; write a new text beside them, as FILE.new."
+        "--keep-edited",
+        callback=_one_of_both,
+        help="Keep files edited by hand; write a new text beside them, as FILE.new.",
     ),
 ]
 ReplaceRow = Annotated[

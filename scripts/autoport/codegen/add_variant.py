@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from autoport.api_generation import neuron_config_fields
 from autoport.codegen.factory_edit import FORMAT_READER, add_variant
 from autoport.codegen.factory_layout import (
     Implementation,
@@ -22,6 +23,7 @@ from autoport.package_workspace import PackageWorkspace
 from autoport.port_state import Port
 from autoport.schema.plan import Plan
 from autoport.variants import FORMATS, STATE_FILE, Variant, check_variants, read_variants
+from autoport.workspace import Workspace
 
 # How a format's tensors are stored: template of the view that dequantizes them, and the view's class.
 LAYOUTS = {
@@ -80,10 +82,11 @@ def run(
         keep_edited: Keep them, and write the new text beside each.
 
     Raises:
-        Refusal: VAR-MODEL, VAR-DECLARATION, VAR-SYNTAX, VAR-LAYOUT, VAR-BASE, VAR-CHANGED; what `Port.write_files`
-            refuses.
+        Refusal: VAR-CONDITION, VAR-MODEL, VAR-DECLARATION, VAR-SYNTAX, VAR-LAYOUT, VAR-BASE, VAR-CHANGED; what
+            `Port.write_files` refuses.
     """
     workspace, model = port.workspace, port.name
+    check_fields(workspace, variant)
     path = workspace.model_dir(model) / "factory.py"
     factory = read_factory(port)
     module = parse(factory, path)
@@ -113,6 +116,25 @@ def run(
         changed = sorted([*changed, factory_path])
     port.write_state(STATE_FILE, declared[1:])
     return Added(variant, changed, edited.notes)
+
+
+def check_fields(workspace: Workspace, variant: Variant) -> None:
+    """Check that the plugin's configuration has what the conditions read of it, as far as its file can be read.
+
+    Raises:
+        Refusal: VAR-CONDITION for each field that it does not have.
+    """
+    known = neuron_config_fields(workspace.plugin_root, workspace.package)
+    problems = []
+    for option, conditions in (("when", variant.when), ("require", variant.require)):
+        for condition in conditions:
+            first, *rest = condition.field.split(".")
+            if known and first == "neuron_config" and rest[0] not in known:
+                found = f"{condition}: the plugin's neuron_config has no field {rest[0]!r}"
+                next_step = f"name one of {', '.join(sorted(known))}"
+                problems.append(Problem("VAR-CONDITION", found, f"option --{option}", next_step))
+    if problems:
+        raise Refusal(*problems)
 
 
 def plugin_api(port: Port, files: dict[str, str]) -> dict[str, str]:

@@ -201,6 +201,23 @@ def _unreachable(repo_id: str, error: Exception) -> Exception:
     )
 
 
+def open_model(source: str) -> Source:
+    """Open a local folder or a hub id, as `open_source` does, and not a single file.
+
+    Raises:
+        Refusal: SRC-FILE for a file; what `open_source` refuses.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        raise refuse(
+            "SRC-FILE",
+            f"{source} is one file of a model",
+            path,
+            f"pass the folder that holds it: {path.parent}",
+        )
+    return open_source(source)
+
+
 def open_source(source: str) -> Source:
     """Open a local folder, a single file in it, or a hub id.
 

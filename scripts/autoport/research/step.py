@@ -1,7 +1,6 @@
 """Step 1: research the architecture; writes facts.json and checkpoint.json."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 from autoport.analysis.families import find_family
@@ -18,7 +17,7 @@ from autoport.research.modeling.probe import probe
 from autoport.research.modeling.reading import read_modeling
 from autoport.research.nested import find_text_config
 from autoport.research.quantization import quantization_problems
-from autoport.research.source import Source, open_source
+from autoport.research.source import Source, open_model
 from autoport.research.tied_head import compare_head
 from autoport.schema.facts import Checkpoint, Fact, Facts
 from autoport.units import size_text
@@ -36,14 +35,7 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
     Raises:
         Refusal: with the problems of the config and of the checkpoint together.
     """
-    source = open_source(source_name)
-    if Path(source_name).expanduser().is_file():
-        raise refuse(
-            "SRC-FILE",
-            f"{source_name} is one file of a model",
-            source_name,
-            f"pass the folder that holds it: {Path(source_name).parent}",
-        )
+    source = open_model(source_name)
     problems: list[Problem] = []
     config: dict[str, Any] = {}
     stored_as = ""
