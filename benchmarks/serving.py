@@ -63,7 +63,7 @@ def write_checkpoint(name: str, folder: Path) -> Path:
     import torch
 
     if name == "smollm2":
-        from validation import smollm2
+        import smollm2
 
         return smollm2.write_checkpoint(folder)
     from transformers import LlamaConfig, LlamaForCausalLM
