@@ -120,9 +120,11 @@ def test_without_key_value_heads_every_head_has_its_own(tmp_path):
 
 
 def test_the_window_flag_of_qwen2_switches_its_window_off(tmp_path):
-    fact = facts_of(tmp_path, real_config("qwen2-7b")).fields["sliding_window"]
+    facts = facts_of(tmp_path, real_config("qwen2-7b"))
+    fact = facts.fields["sliding_window"]
     assert fact.value is None
     assert "use_sliding_window" in fact.source
+    assert not facts.warnings  # the config contradicts nothing
     on = real_config("qwen2-7b") | {"use_sliding_window": True, "max_window_layers": 2}
     assert facts_of(tmp_path, on).fields["sliding_window"].value == 131072
 

@@ -66,6 +66,12 @@ QWEN2, QWEN3 = ("Qwen2ForCausalLM", "qwen2"), ("Qwen3ForCausalLM", "qwen3")
         (PUBLISHED["falcon-40b"], "num_kv_heads", 8, "num_kv_heads"),
         (GLM, "rope_parameters", {"partial_rotary_factor": 0.5}, "derived"),
         (PUBLISHED["qwen3-30b-a3b"] | {"num_experts": 64}, "num_experts", 64, "config.json: num_experts"),
+        (PUBLISHED["olmo-1b"], "norm_eps", 1e-5, "a constant in the code of olmo"),
+        (PUBLISHED["olmo-1b"], "rope_type", "default", "config.json: no rope_scaling or rope_parameters"),
+        (
+            {"architectures": ["MllamaForConditionalGeneration"], "text_config": PUBLISHED["qwen3-8b"]},
+            "rope_type", "default", "config.json: no text_config.rope_scaling or text_config.rope_parameters",
+        ),
     ],
 )  # fmt: skip
 def test_the_value_that_the_class_will_have(tmp_path, config, field, value, source):

@@ -26,7 +26,10 @@ def resolve_layers(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, F
     resolver.consumed.update(READ_WITH["layers"])
     layers = facts.get("num_layers")
     in_use = resolver.optional("use_sliding_window", is_flag, strict=True)
+    before = len(resolver.warnings)
     window = _window(resolver, in_use)
+    if in_use is not None and not in_use.value and in_use.source.startswith("config.json: "):
+        del resolver.warnings[before:]  # the class does as config.json says
     first = resolver.optional("max_window_layers", _is_count, strict=True)
     kinds = resolver.optional("layer_types", is_text_list)
     found: dict[str, Fact] = {}

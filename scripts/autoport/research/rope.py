@@ -185,10 +185,14 @@ def _from_file(resolver: Resolver) -> dict[str, Fact]:
                 + _taken("the one at top level")
             )
         parameters["original_max_position_embeddings"] = original
-    where = f"config.json: {resolver.path}"
-    source = f"{where}{block_key}" if block else f"{where}no rope_scaling or rope_parameters"
+    source = f"config.json: {resolver.path}{block_key}" if block else _no_block(resolver)
     facts["rope_parameters"] = Fact(parameters, source)
     return facts
+
+
+def _no_block(resolver: Resolver) -> str:
+    """The source of what follows from the absence of a nested block."""
+    return f"config.json: no {resolver.path}rope_scaling or {resolver.path}rope_parameters"
 
 
 def supported_types() -> str:
@@ -270,7 +274,8 @@ def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | N
                 f"add {block_key}.rope_type: {supported_types()}",
             )
             return None
-        return Fact("default", f"config.json: {resolver.path}{block_key} names no scaling")
+        source = f"config.json: {resolver.path}{block_key} names no scaling" if block else _no_block(resolver)
+        return Fact("default", source)
     wrong = is_text(value)
     if wrong:
         resolver.problem("CFG-ROPE", f"{key} {wrong}", f"correct {key}")

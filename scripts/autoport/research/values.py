@@ -18,6 +18,7 @@ class ConfigValues:
 
     def __init__(self, config: Mapping[str, Any], model_type: str):
         self.config = config
+        self.model_type = model_type
         self.defaults = config_defaults(model_type)
         self.attributes = class_attributes(model_type, config).facts
         renamed = self.defaults.get("attribute_map")
@@ -50,4 +51,4 @@ class ConfigValues:
         if expression in facts:
             return facts[expression]
         read = "; ".join(f"{name}: {fact.source}" for name, fact in facts.items())
-        return Fact(value, f"derived: {expression}" + (f" ({read})" if read else ""))
+        return Fact(value, f"derived: {expression} ({read or f'a constant in the code of {self.model_type}'})")
