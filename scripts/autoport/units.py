@@ -11,6 +11,11 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
+def number_text(value: float) -> str:
+    """A number of a config with its digits, up to ten: ``1000000``, ``999999.442``, ``1e-05``, ``false``."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:.10g}"
+
+
 def now() -> str:
     """Current UTC time, ISO 8601 to the second."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -92,7 +92,7 @@ def rules_of(plan):
 
 def test_a_pitfall_is_true_of_the_model(tmp_path):
     own = rules_of(plan_of(tmp_path / "a", "yi-6b"))
-    assert "rope_theta is 5e+06" in own["PIT-ROPE-THETA"]
+    assert "rope_theta is 5000000" in own["PIT-ROPE-THETA"]
     assert "PIT-BLOCK" not in own
     assert "at TP 2: 2 KV heads per rank" in own["PERF-KV-HEADS"]
     config = real_config("yi-6b") | {"rope_theta": 10000.0}

@@ -26,7 +26,7 @@ EXPECTED = {
     "llama-3.1-8b": ("llama3", 2, "factor 8"),
     "mistral-7b-v0.1": ("llama3", 2, "window of 4096 tokens in 32 layers"),
     "qwen2.5-7b": ("llama3", 2, "with bias on q, k and v"),
-    "qwen3-8b": ("qwen3", 2, "rms norm on q and k before rope"),
+    "qwen3-8b": ("qwen3", 2, "RMSNorm on each head of q and k before rope"),
     "gemma-2b": ("llama3", 2, "embeddings times 45.2548"),
     "gemma-2-9b": ("llama3", 2, "softcap 50"),
     "gemma-3-1b": ("qwen3", 2, "window of 512 tokens in 22 layers"),
@@ -85,8 +85,36 @@ def test_a_pitfall_is_named_where_it_exists(tmp_path, name, rule, present):
 
 
 @pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("gpt-neox-20b", {"PIT-FUSED": "for one KV head after the other its q, k and v"}),
+        ("glm-4-9b", {"PIT-FUSED": "the gate, then up"}),
+        ("gpt-oss-20b", {"PIT-FUSED": "gate and up in turn"}),
+        ("gpt2", {"PIT-CONV1D": "[in, out]", "PIT-CONTEXT": "--context-length 1024"}),
+        ("olmo-2-7b", {"PIT-QK-NORM": "over all heads"}),
+        ("command-r7b", {"PIT-NOPE": "8 of 32 layers do not rotate (derived: cohere2 rotates"}),
+        ("smollm3-3b", {"PIT-NOPE": "9 of 36 layers do not rotate (config.json: no_rope_layers (1: rotates"}),
+        ("phi-3.5-mini", {"PIT-LONGROPE": "cos and sin are scaled, too"}),
+    ],
+)
+def test_a_pitfall_says_what_this_model_does(tmp_path, name, texts):
+    found = {item.rule: item.text for item in plan_of(tmp_path, name).pitfalls}
+    for rule, text in texts.items():
+        assert text in found[rule]
+
+
+@pytest.mark.parametrize(
     ("name", "section", "field", "text"),
     [
+        ("starcoder2-3b", "rope", "target", "theta 999999.442"),
+        ("gpt-oss-20b", "rope", "target", "truncate false"),
+        ("olmo-2-7b", "attention", "target", "RMSNorm on all heads together of q and k"),
+        (
+            "qwen2-57b-a14b",
+            "moe",
+            "target",
+            "shared experts of 20480 together, times the sigmoid of a projection",
+        ),
         ("phi-3.5-mini", "attention", "target", "never binds: the model has 131072 positions"),
         ("glm-4-9b", "rope", "change", "partial rotation, interleaved pairs"),
         ("glm-4-9b", "rope", "source", "config.json: partial_rotary_factor"),
@@ -115,6 +143,14 @@ def test_long_contexts_of_phi_3_are_planned_with_what_decides_their_factors(tmp_
     plan = plan_of(tmp_path, name)
     (pitfall,) = [item for item in plan.pitfalls if item.rule == "PIT-LONGROPE"]
     assert "max_model_len is up to 4096 takes the short factors" in pitfall.text
+
+
+def test_layers_without_experts_are_counted(tmp_path, monkeypatch):
+    changes = {"num_hidden_layers": 3, "mlp_only_layers": [0]}
+    monkeypatch.setitem(PUBLISHED, "qwen3-moe-with-dense", PUBLISHED["qwen3-30b-a3b"] | changes)
+    sections = {item.name: item.target for item in plan_of(tmp_path, "qwen3-moe-with-dense").sections}
+    assert "in 2 of 3 layers" in sections["moe"]
+    assert "intermediate 6144" in sections["mlp"]
 
 
 def test_hundreds_of_billions_of_parameters_in_seconds(tmp_path):

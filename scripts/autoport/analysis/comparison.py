@@ -5,16 +5,22 @@ import re
 from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.reference import load_table
 from autoport.analysis.windows import binds
-from autoport.schema.architecture import Architecture, Norm, Rope
+from autoport.schema.architecture import Architecture, Norm, Rope, SharedExperts
 from autoport.schema.facts import Facts
 from autoport.schema.plan import Section
 from autoport.schema.weights import WeightMap
+from autoport.units import number_text
 
 Row = tuple[str, str, str]
 """What the model does, the change to the reference, where that is known from."""
 
 WEIGHTS = {"plain": "", "one_plus": ", times 1 + w", "none": ", no weight"}
 ROTATED_SHARE = ("partial_rotary_factor", "rotary_pct", "rotary_dim")
+QK_WIDTHS = {
+    "head": "each head of",
+    "each_head": "each head, with a weight of its own, of",
+    "full": "all heads together of",
+}
 TOPOLOGIES = {
     "pre_norm": "pre-norm, sequential",
     "parallel": "attention and MLP in parallel, one norm",
@@ -111,13 +117,11 @@ def _rotated_share(facts: Facts, source: dict[str, str]) -> str:
 
 def _rope_text(rope: Rope) -> str:
     numbers = {name: number for name, number in rope.parameters.items() if isinstance(number, (int, float))}
-    scaling = ", ".join(f"{name} {number:g}" for name, number in numbers.items())
-    partial = f", {rope.rotary_dim} dimensions of a head" if rope.rotary_dim else ""
-    pairs = ", neighbours paired" if rope.pairing == "interleaved" else ""
-    turned = ", direction reversed" if rope.sign == -1 else ""
-    return (
-        f"{rope.kind}, theta {rope.theta:g}" + (f" ({scaling})" if scaling else "") + partial + pairs + turned
-    )
+    scaling = ", ".join(f"{name} {number_text(number)}" for name, number in numbers.items())
+    text = f"{rope.kind}, theta {number_text(rope.theta)}" + (f" ({scaling})" if scaling else "")
+    text += f", {rope.rotary_dim} dimensions of a head" if rope.rotary_dim else ""
+    text += ", neighbours paired" if rope.pairing == "interleaved" else ""
+    return text + (", direction reversed" if rope.sign == -1 else "")
 
 
 def _attention(architecture: Architecture, facts: Facts, source: dict[str, str]) -> Row:
@@ -130,9 +134,9 @@ def _attention(architecture: Architecture, facts: Facts, source: dict[str, str])
     if attention.o_bias:
         changes.append("bias on the output projection")
     if attention.qk_norm:
-        parts.append(
-            f"{attention.qk_norm.norm.kind} norm on q and k {attention.qk_norm.place.replace('_', ' ')}"
-        )
+        norm = "LayerNorm" if attention.qk_norm.norm.kind == "layer" else "RMSNorm"
+        place = attention.qk_norm.place.replace("_", " ")
+        parts.append(f"{norm} on {QK_WIDTHS[attention.qk_norm.width]} q and k {place}")
     windows = sorted({window for window in architecture.layers.windows if window})
     if windows:
         count = sum(window is not None for window in architecture.layers.windows)
@@ -186,7 +190,8 @@ def _moe(architecture: Architecture, facts: Facts) -> Row:
     routing = moe.routing
     layers = sum(architecture.layers.moe) if architecture.layers.moe else architecture.num_layers
     parts = [
-        f"{routing.num_experts} experts of {moe.intermediate_size}, {routing.top_k} per token, in {layers} layers",
+        f"{routing.num_experts} experts of {moe.intermediate_size}, {routing.top_k} per token, in {layers} "
+        + ("layers" if layers == architecture.num_layers else f"of {architecture.num_layers} layers"),
         f"{routing.score} over {routing.score_over}",
     ]
     for present, text in (
@@ -200,7 +205,7 @@ def _moe(architecture: Architecture, facts: Facts) -> Row:
         (moe.up_offset is not None, f"up plus {moe.up_offset}"),
         (moe.bias, "biases in the experts"),
         (routing.bias, "a bias of the router"),
-        (moe.shared is not None, "shared experts"),
+        (moe.shared is not None, _shared_text(moe.shared)),
     ):
         if present:
             parts.append(text)
@@ -209,6 +214,14 @@ def _moe(architecture: Architecture, facts: Facts) -> Row:
     )
     change = "sizes and routing" + (f"; composed ({'; '.join(moe.composed)})" if moe.composed else "")
     return "; ".join(parts), change, source or "checkpoint keys"
+
+
+def _shared_text(shared: SharedExperts | None) -> str:
+    if shared is None:
+        return ""
+    gate = ", times the sigmoid of a projection" if shared.gated else ""
+    combine = ", averaged with the experts" if shared.combine == "average" else ""
+    return f"shared experts of {shared.intermediate_size} together{gate}{combine}"
 
 
 def _decoder(architecture: Architecture, facts: Facts) -> Row:
@@ -235,7 +248,8 @@ def _backbone(architecture: Architecture, facts: Facts, source: dict[str, str]) 
         parts.append("embeddings normalised")
         changes.append("embedding norm")
     if embedding.positions != "none":
-        parts.append(f"{embedding.positions} positions")
+        offset = f", from row {embedding.position_offset} on" if embedding.position_offset else ""
+        parts.append(f"{embedding.positions} positions{offset}")
         changes.append("absolute positions")
     scales = _places(facts, "embedding_scale", "scale", of="Model") if embedding.scale is not None else ""
     origin = _joined(source["num_layers"], source["hidden_size"], source["vocab_size"], scales)

@@ -3,21 +3,35 @@
 from collections.abc import Iterator
 
 from autoport.analysis.families import find_family
+from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.windows import binds
 from autoport.schema.architecture import Architecture, Rope
 from autoport.schema.facts import Facts
 from autoport.schema.parallel import TpPlan
 from autoport.schema.plan import Pitfall
+from autoport.units import number_text
 
 DEFAULT_THETA = 10_000
 SECOND_NORM = "post_attention_layernorm"
+# What a fused tensor of the checkpoint holds, by the names in `schema.architecture`.
+QKV_LAYOUTS = {
+    "concat": "all of q, then all of k, then all of v",
+    "groups": "for one KV head after the other its q, k and v",
+    "codegen": "four blocks of q, v and k",
+}
+GATE_UP_LAYOUTS = {"concat": "the gate, then up"}
+EXPERT_LAYOUTS = {
+    "stacked": "the gate, then up, of all experts: [E, 2I, H]",
+    "stacked_transposed": "the gate, then up, of all experts: [E, H, 2I]",
+    "interleaved": "gate and up in turn, column by column, of all experts: [E, H, 2I]",
+}
 MLP_NORM = {"pre_norm": 1, "sandwich": 2}  # place of the norm before the MLP, after the first residual sum
 
 
 def pitfalls(architecture: Architecture, facts: Facts, tp: TpPlan) -> list[Pitfall]:
     """The pitfalls that apply."""
     found = [
-        *_positions(architecture, tp),
+        *_positions(architecture, facts, tp),
         *_norms(architecture, facts),
         *_attention(architecture, facts),
         *_weights(architecture, facts),
@@ -27,7 +41,7 @@ def pitfalls(architecture: Architecture, facts: Facts, tp: TpPlan) -> list[Pitfa
     return [Pitfall(rule, text) for rule, text in found]
 
 
-def _positions(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, str]]:
+def _positions(architecture: Architecture, facts: Facts, tp: TpPlan) -> Iterator[tuple[str, str]]:
     rope, layers = architecture.rope, architecture.layers
     if rope is not None:
         yield (
@@ -37,7 +51,7 @@ def _positions(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, st
         ropes = [*architecture.ropes.values()] or [rope]
         thetas = sorted({item.theta for item in ropes} - {DEFAULT_THETA})
         if thetas:
-            named = " and ".join(f"{theta:g}" for theta in thetas)
+            named = " and ".join(map(number_text, thetas))
             yield (
                 "PIT-ROPE-THETA",
                 f"rope_theta is {named}; a fallback of {DEFAULT_THETA} passes a smoke test",
@@ -50,14 +64,17 @@ def _positions(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, st
             head_dim = architecture.attention.head_dim
             yield "PIT-ROPE-PARTIAL", f"only {rope.rotary_dim} of {head_dim} dimensions rotate"
     if None in layers.ropes:
-        yield "PIT-NOPE", "some layers do not rotate; a list of 1 and 0 has 1 for those that do"
+        count, rotated = layers.ropes.count(None), facts.fields.get("layer_rope")
+        source = f" ({rotated.source})" if rotated else ""
+        yield "PIT-NOPE", f"{count} of {architecture.num_layers} layers do not rotate{source}"
     if any(binds(window, architecture) for window in layers.windows):
         yield "PIT-WINDOW", "a prefill bucket must hold the window, and the window whole cache blocks"
     if tp.context_length > architecture.max_position_embeddings:
         yield (
             "PIT-CONTEXT",
             f"a context of {tp.context_length} tokens is longer than the model's "
-            f"{architecture.max_position_embeddings} positions",
+            f"{architecture.max_position_embeddings} positions: plan with --context-length "
+            f"{architecture.max_position_embeddings}",
         )
 
 
@@ -71,7 +88,8 @@ def _scaling(rope: Rope) -> Iterator[tuple[str, str]]:
         )
         yield (
             "PIT-LONGROPE",
-            f"a server whose max_model_len is up to {original} takes {factors}, for every prompt",
+            f"a server whose max_model_len is up to {original} takes {factors}, for every prompt; cos and sin are "
+            "scaled, too",
         )
     elif rope.kind == "dynamic":
         yield (
@@ -105,9 +123,14 @@ def _second_norm_moves(architecture: Architecture) -> bool:
 
 def _attention(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]]:
     attention = architecture.attention
+    if attention.qk_norm is not None and attention.qk_norm.width == "full":
+        yield (
+            "PIT-QK-NORM",
+            "q and k are normed over all heads: at TP above 1 the ranks add up their squares first",
+        )
     if attention.composed:
         reasons = "; ".join(attention.composed)
-        yield "PERF-COMPOSED", f"attention is composed of smaller operators, which is slower: {reasons}"
+        yield "PERF-COMPOSED", f"the fused operators lack this attention, smaller ones are slower: {reasons}"
     elif attention.qkv_bias or attention.o_bias:
         yield "PIT-BIAS-2D", "the decode kernel takes biases of shape [1, size], not [size]"
     if "derived" in facts.fields["head_dim"].source:
@@ -117,8 +140,19 @@ def _attention(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, 
 def _weights(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]]:
     if architecture.head.tied:
         yield "PIT-TIED", "lm_head.weight must be mapped to the embedding's key, or it stays random"
-    if architecture.storage.qkv != "separate":
-        yield "PIT-FUSED", "q, k and v are split first and sharded then; a block of the fused tensor is wrong"
+    storage, moe = architecture.storage, architecture.moe
+    for layout in (
+        QKV_LAYOUTS.get(storage.qkv),
+        GATE_UP_LAYOUTS.get(storage.gate_up) if has_dense_layers(architecture) else None,
+        EXPERT_LAYOUTS.get(moe.storage) if moe else None,
+    ):
+        if layout:
+            yield (
+                "PIT-FUSED",
+                f"one tensor holds {layout}: split it first, shard then; a block of it is wrong",
+            )
+    if storage.transposed:
+        yield "PIT-CONV1D", "linear weights are stored as [in, out] (Conv1D), those of nn.Linear as [out, in]"
     if facts.remote_code:
         yield "PIT-REMOTE-CODE", "the checkpoint ships its own classes (auto_map); they were not run"
 
@@ -132,7 +166,7 @@ def _experts(architecture: Architecture) -> Iterator[tuple[str, str]]:
         yield "PIT-SHARED-REDUCE", "experts and shared experts are summed before one all-reduce, not two"
     if moe.composed:
         reasons = "; ".join(moe.composed)
-        yield "PERF-EXPERTS", f"decode of the experts is composed of smaller operators: {reasons}"
+        yield "PERF-EXPERTS", f"the fused decode lacks these experts, smaller operators are slower: {reasons}"
 
 
 def _parallel(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, str]]:

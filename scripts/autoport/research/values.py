@@ -51,4 +51,6 @@ class ConfigValues:
         if expression in facts:
             return facts[expression]
         read = "; ".join(f"{name}: {fact.source}" for name, fact in facts.items())
-        return Fact(value, f"derived: {expression} ({read or f'a constant in the code of {self.model_type}'})")
+        return Fact(
+            value, f"derived: {expression} ({read or f'a constant in the code of {self.model_type}'})"
+        )
