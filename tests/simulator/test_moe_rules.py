@@ -40,9 +40,8 @@ def cte(
 
 def block_tkg(*, T=4, H=256, inner=128, E=4, **changes):
     gamma = changes.pop("gamma", ZEROS(1, H))
-    NF.moe_block_tkg(
-        torch.ones(T, H), gamma, ZEROS(H, E), ZEROS(E, H, 2, inner), ZEROS(E, inner, H), **changes
-    )
+    router = changes.pop("router_weights", ZEROS(H, E))
+    NF.moe_block_tkg(torch.ones(T, H), gamma, router, ZEROS(E, H, 2, inner), ZEROS(E, inner, H), **changes)
 
 
 def tkg(*, T=4, E=4, K=2, dtype=torch.bfloat16, is_all_expert=False, **changes):
@@ -124,6 +123,9 @@ ERRORS = {
     "router.activation": Rule(
         router, dict(activation="relu"), "softmax, sigmoid", dict(activation="sigmoid"), ValueError
     ),
+    "router.no_activation": Rule(
+        router, dict(activation=None), "or a function", dict(activation=torch.tanh), ValueError
+    ),
     "cte.block_size": Rule(cte, dict(block_size=64), "multiple of 128 for shard_on_block, got 64", {}),
     "cte.block_size_on_i": Rule(
         cte,
@@ -186,6 +188,12 @@ ERRORS = {
     "block_tkg.tokens": Rule(
         block_tkg, dict(T=129), "at most 128 tokens", dict(T=129, is_all_expert=True, rank_id=RANK_0)
     ),
+    "block_tkg.share": Rule(
+        block_tkg,
+        dict(router_weights=ZEROS(256, 8), rank_id=RANK_0),
+        r"needs is_all_expert, got \(4, 8\)",
+        dict(router_weights=ZEROS(256, 8), rank_id=RANK_0, is_all_expert=True),
+    ),
     "tkg.tokens": Rule(tkg, dict(T=129), "at most 128 tokens", dict(T=129, is_all_expert=True)),
     "tkg.mode": Rule(
         tkg,
@@ -230,6 +238,7 @@ FALLBACKS = {
     "cte.inner": Rule(cte, dict(inner=112), "below 128", {}),
     "block_tkg.hidden": Rule(block_tkg, dict(H=384), "multiple of 256", {}),
     "block_tkg.inner": Rule(block_tkg, dict(inner=192), "multiple of 128", {}),
+    "block_tkg.top_k": Rule(block_tkg, dict(E=16, top_k=9), "at most 8 experts", dict(E=16, top_k=8)),
     "router_topk.tokens": Rule(router_topk, dict(shape=(1, 128, 256)), "multiples of 256 tokens", {}),
     "router_topk.dtype": Rule(
         router_topk, dict(dtype=torch.float64), "bf16, fp16 and fp32", dict(dtype=torch.float16)
@@ -278,6 +287,11 @@ def test_a_token_with_more_experts_than_announced_is_refused():
 
 def test_a_share_of_the_experts_needs_the_rank():
     with pytest.raises(ValueError, match="2 of 4 experts are local"):
-        NF.moe_block_tkg(
-            torch.ones(4, 256), ZEROS(1, 256), ZEROS(256, 4), ZEROS(2, 256, 2, 128), ZEROS(2, 128, 256)
+        NF.moe_tkg(
+            torch.ones(4, 256, dtype=torch.bfloat16),
+            ZEROS(2, 256, 2, 32, dtype=torch.bfloat16),
+            ZEROS(2, 32, 256, dtype=torch.bfloat16),
+            ZEROS(4, 4),
+            ZEROS(4, 2, dtype=INT32),
+            is_all_expert=True,
         )

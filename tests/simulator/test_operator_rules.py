@@ -27,9 +27,9 @@ def qkv_write(**changes):
     qkv(use_block_kv=True, slot_mapping=torch.arange(128), **caches, **sizes, **changes)
 
 
-def flash(*, heads=2, kv=2, S=8, Sk=None, D=64, **changes):
+def flash(*, heads=2, kv=2, S=8, Sk=None, D=64, Dv=None, **changes):
     Sk = Sk or S
-    NF.flash_attention(torch.ones(heads, S, D), torch.ones(kv, D, Sk), torch.ones(kv, Sk, D), **changes)
+    NF.flash_attention(torch.ones(heads, S, D), torch.ones(kv, D, Sk), torch.ones(kv, Sk, Dv or D), **changes)
 
 
 def segmented(*, S=512, D=64, block_size=32, segment=512, prior=0, **changes):
@@ -113,6 +113,9 @@ ERRORS = {
         qkv_write, dict(output_layout=QKVOutputLayout.NBSd), "needs output_layout BSD", {}
     ),
     "flash.gqa": Rule(flash, dict(heads=3), "multiple of the KV batch", dict(heads=4)),
+    "flash.head_dim_qk": Rule(
+        flash, dict(D=192, Dv=128), "q and k must be at most 128, .* got 192", dict(D=128, Dv=64)
+    ),
     "flash.window_causal": Rule(
         flash, dict(sliding_window=4, causal_mask=False), "needs causal_mask", dict(sliding_window=4)
     ),
@@ -227,6 +230,12 @@ FALLBACKS = {
         dict(S=1, Sk=131073, D=2, heads=1, kv=1),
         "above 131072",
         dict(S=1, Sk=131072, D=2, heads=1, kv=1),
+    ),
+    "flash.length_q": Rule(
+        flash,
+        dict(S=131073, Sk=1, D=2, heads=1, kv=1),
+        "above 131072",
+        dict(S=131072, Sk=1, D=2, heads=1, kv=1),
     ),
     "o_proj.hidden": Rule(o_proj, dict(H=20706), "above 20705", dict(H=20704)),
     "o_proj.hidden_odd": Rule(o_proj, dict(H=255), "must be even", {}),

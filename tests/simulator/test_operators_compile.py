@@ -164,6 +164,7 @@ def decode_block_experts(size):
         expert_gate_up_weights=normal(4, H, 2, 32),
         expert_down_weights=normal(4, 32, H),
         rank_id=torch.ones(1, 1, dtype=torch.int32),
+        is_all_expert=True,
         top_k=2,
         hidden_actual=200,
         norm_topk_prob=True,

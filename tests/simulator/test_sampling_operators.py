@@ -48,6 +48,12 @@ def test_draws_follow_softmax_with_temperature():
     )
 
 
+def test_a_draw_is_finer_than_bfloat16():
+    torch.manual_seed(0)
+    row = torch.tensor([[255 / 256, 1 / 256]]).log().bfloat16()
+    assert 0 < frequencies(row)[1] < 0.01
+
+
 def test_top_k_keeps_ties_with_the_last():
     row = torch.tensor([[3.0, 2.0, 1.0, 2.0, 0.0]])
     drawn = frequencies(row, top_k=2).nonzero().flatten().tolist()

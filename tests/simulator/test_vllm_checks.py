@@ -67,6 +67,9 @@ def test_refused_engine_arguments(configure, options, message):
         ({"num_batched_tokens_buckets": [128]}, "must end at max_num_batched_tokens 256"),
         ({"decode_context_length_buckets": [100]}, "multiples of 128"),
         ({"on_device_sampling_config": {"sampling_dp_degree": 2}}, "sampling_dp_degree"),
+        ({"on_device_sampling_config": {"capture_topk": True}}, "capture_topk"),
+        ({"debug_logits_dir": "logits"}, "debug_logits_dir"),
+        ({"tensor_capture": {"modules": ["lm_head"]}}, "tensor_capture"),
     ],
 )
 def test_refused_neuron_config(configure, neuron_config, message):

@@ -73,7 +73,7 @@ def sample(
     cdf = cumsum(probs)
     cdf = cdf / cdf[:, -1:]
     cdf[:, -1] = 1.0
-    draw = torch.full_like(cdf[:, :1], 0.5) if deterministic else torch.rand_like(cdf[:, :1])
+    draw = torch.full_like(cdf[:, :1], 0.5) if deterministic else torch.rand(rows, 1, device=cdf.device)
     drawn = indices.gather(1, (draw > cdf).sum(dim=1, keepdim=True)).squeeze(1).to(torch.int32)
     return torch.where(heat.squeeze(1) < MIN_TEMPERATURE, greedy, drawn)
 

@@ -28,6 +28,9 @@ NOT_ON_DEVICE: dict[str, Any] = {
     "logprob_token_ids": None,
 }
 
+# Keys of `NeuronConfig` for files that nothing would write or read here, and for several nodes.
+NOT_SIMULATED = ("tensor_capture", "tensor_replacement", "debug_logits_dir", "all2all_backend")
+
 # Of vLLM's speculative configuration: the values that ask for nothing, and why there are no others.
 NOT_DRAFTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallel_drafting": ((False,), "drafts are made one after the other"),
@@ -154,6 +157,11 @@ def _neuron_problems(vllm_config: Any) -> Iterator[str]:
     sampling = neuron_config.on_device_sampling_config
     if sampling is not None and sampling.sampling_dp_degree != 1:
         yield "sampling_dp_degree is not simulated, use 1"
+    if sampling is not None and sampling.capture_topk:
+        yield "capture_topk is not simulated, leave it out"
+    for name in NOT_SIMULATED:
+        if getattr(neuron_config, name):
+            yield f"{name} is not simulated, leave it out"
     for check in (
         lambda: resolve_ep_degree(
             neuron_config.ep_degree, parallel.world_size, parallel.enable_expert_parallel

@@ -71,7 +71,14 @@ def flash_attention(
     Bkv, Sk = v.shape[0], v.shape[1]
     window = sliding_window or 0
     has_prior = k_prior is not None or v_prior is not None or prior_used_len is not None
-    _check(Bq, Bkv, Sq, Sk, v.shape[2], window, causal_mask, has_prior, bound_min is not None)
+    _check(Bq, Bkv, max(Sq, Sk), v.shape[2], window, causal_mask, has_prior, bound_min is not None)
+    rules.require(
+        v.shape[2] > PMAX or q.shape[2] <= PMAX,
+        OPERATOR,
+        "head-dim",
+        f"head_dim of q and k must be at most {PMAX}, as that of v is",
+        got=q.shape[2],
+    )
 
     key_position = torch.arange(Sk, device=q.device)
     query_position = torch.arange(Sq, device=q.device)
@@ -115,10 +122,10 @@ def flash_attention(
 
 
 def _check(
-    Bq: int, Bkv: int, Sq: int, Sk: int, D: int, window: int, causal: bool, has_prior: bool, has_bounds: bool
+    Bq: int, Bkv: int, S: int, D: int, window: int, causal: bool, has_prior: bool, has_bounds: bool
 ) -> None:
     rules.fallback(Bq > MAX_BATCH, OPERATOR, f"more than {MAX_BATCH} query heads", got=Bq)
-    rules.fallback(Sk > MAX_SEQ, OPERATOR, f"sequence above {MAX_SEQ}", got=Sk)
+    rules.fallback(S > MAX_SEQ, OPERATOR, f"sequence above {MAX_SEQ}", got=S)
     rules.fallback(D > PMAX, OPERATOR, f"head_dim above {PMAX}", got=D)
     rules.require(
         Bq % Bkv == 0, OPERATOR, "gqa", "The query batch must be a multiple of the KV batch", got=(Bq, Bkv)

@@ -9,6 +9,8 @@ from vllm_neuron.simulator import rules
 
 OPERATOR = "moe_block_tkg"
 
+# Limit of the router kernel.
+MAX_TOP_K = 8
 # Keeps the renormalisation finite.
 TOPK_SUM_EPS = 1e-20
 
@@ -65,7 +67,7 @@ def moe_block_tkg(
         router_weights: [H, E], all experts.
         expert_gate_up_weights: [E_local, H, 2, I], gate before up.
         expert_down_weights: [E_local, I, H].
-        rank_id: [1, 1], this rank holds experts [E_local * rank_id, E_local * (rank_id + 1)).
+        rank_id: [1, 1], this rank holds experts [E_local * rank_id, E_local * (rank_id + 1)); needs is_all_expert.
         router_bias: [1, E], part of the selection and of the affinities.
         router_mm_dtype: ``nki.language.bfloat16`` or ``float32``.
         expert_gate_up_bias: [E_local, 2, I].
@@ -115,7 +117,14 @@ def moe_block_tkg(
         "router_mm_dtype must be bf16, fp16 or fp32",
         got=router_mm_dtype,
     )
-    _check_sizes(x.shape[0], H, inner_size, is_all_expert, rank_id)
+    _check_sizes(x.shape[0], H, inner_size, top_k, is_all_expert, rank_id)
+    rules.require(
+        is_all_expert or E_local == E,
+        OPERATOR,
+        "local-experts",
+        "the chosen-expert path does not look at rank_id: a share of the experts needs is_all_expert",
+        got=(E_local, E),
+    )
 
     if hidden_actual is not None and hidden_actual < H:
         is_real = torch.arange(H, device=x.device) < hidden_actual
@@ -161,7 +170,9 @@ def _activate(x: torch.Tensor, act_fn: RouterActFnType) -> torch.Tensor:
     raise NotImplementedError(f"{OPERATOR}: router_act_fn {act_fn!r}")
 
 
-def _check_sizes(T: int, H: int, inner: int, is_all_expert: bool, rank_id: torch.Tensor | None) -> None:
+def _check_sizes(
+    T: int, H: int, inner: int, top_k: int, is_all_expert: bool, rank_id: torch.Tensor | None
+) -> None:
     rules.require(
         not is_all_expert or rank_id is not None, OPERATOR, "rank-id", "is_all_expert needs rank_id [1, 1]"
     )
@@ -173,6 +184,12 @@ def _check_sizes(T: int, H: int, inner: int, is_all_expert: bool, rank_id: torch
         "tokens",
         f"at most {PMAX} tokens unless is_all_expert",
         got=T,
+    )
+    rules.fallback(
+        top_k > MAX_TOP_K,
+        OPERATOR,
+        f"the router kernel is reported to take at most {MAX_TOP_K} experts per token; not verified",
+        got=top_k,
     )
     rules.fallback(
         inner % PMAX != 0,

@@ -68,12 +68,11 @@ def router(
         raise ValueError(
             f"router_computation_order must be a RouterComputationOrder, got {router_computation_order!r}"
         )
-    if isinstance(activation, str):
-        if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"activation must be one of {', '.join(_ACTIVATIONS)} or a function, got {activation!r}"
-            )
-        activation = _ACTIVATIONS[activation]
+    act = _ACTIVATIONS.get(activation) if isinstance(activation, str) else activation
+    if not callable(act):
+        raise ValueError(
+            f"activation must be one of {', '.join(_ACTIVATIONS)} or a function, got {activation!r}"
+        )
 
     x = (hidden_states.T if transposed_hidden_states else hidden_states).to(computation_dtype)
     if gamma is not None:
@@ -83,14 +82,14 @@ def router(
         logits = logits + router_bias.to(computation_dtype)
 
     if router_computation_order is RouterComputationOrder.PRENORM_LINEAR_ACT_TOPK_RENORM_SCATTER:
-        values, chosen = torch.topk(activation(logits), top_k, dim=-1)
+        values, chosen = torch.topk(act(logits), top_k, dim=-1)
         affinities = _scatter(values / values.sum(-1, keepdim=True), chosen, logits, 0.0)
     elif router_computation_order is RouterComputationOrder.PRENORM_LINEAR_TOPK_SCATTER_ACT:
         values, chosen = torch.topk(logits, top_k, dim=-1)
-        affinities = activation(_scatter(values, chosen, logits, float("-inf")))
+        affinities = act(_scatter(values, chosen, logits, float("-inf")))
     else:
         values, chosen = torch.topk(logits, top_k, dim=-1)
-        affinities = _scatter(activation(values), chosen, logits, 0.0)
+        affinities = _scatter(act(values), chosen, logits, 0.0)
     return (affinities, logits) if return_logits else affinities
 
 
