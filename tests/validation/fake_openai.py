@@ -93,6 +93,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self.reply(503 if "unhealthy" in self.server.faults else 200, {})
         elif self.path == "/v1/models":
+            if "die_unnamed" in self.server.faults:
+                os._exit(3)
             entry = {"id": self.server.model, "max_model_len": MAX_MODEL_LEN}
             self.reply(200, {"data": [entry]})
         elif self.path == "/metrics":
@@ -109,6 +111,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if "die" in self.server.faults and next(self.server.requests) > 3:
+            os._exit(3)
+        if "die_loaded" in self.server.faults and body.get("ignore_eos") and "stream_options" in body:
             os._exit(3)
         with self.server.lock:
             self.server.running += 1

@@ -267,6 +267,17 @@ def test_a_server_that_dies_in_the_battery(port, backend, faults):
     assert len(run.checks) == 4
 
 
+def test_a_server_that_dies_before_it_names_its_model(port, backend):
+    [run] = serving.serve_test(port, backend(FAKE_FAULTS="die_unnamed")).runs
+    assert "the server exited with code 3 before it answered" in run.failure
+
+
+def test_a_server_that_dies_under_load(port, backend):
+    [run] = serving.serve_test(port, backend(FAKE_FAULTS="die_loaded"), host_sampling=True).runs
+    assert run.failure == "the server died under load; it exited with code 3"
+    assert failed(run) == {"ten requests of 64 tokens", "concurrent load"}
+
+
 def test_a_server_that_is_killed_and_a_rerun(port, backend):
     def kill():
         deadline = time.monotonic() + 20

@@ -260,6 +260,8 @@ def _battery(run: ServerRun, session: Session, is_alive: Callable[[], bool], pla
     for load, name in zip(run.loads, ("ten requests of 64 tokens", "concurrent load"), strict=True):
         found = load.problem or f"{load.output_tokens_per_second:.1f} tokens/s on {place}"
         run.checks.append(Check(name, "fail" if load.problem else "pass", found, load.total_seconds))
+    if any(load.problem for load in run.loads) and not is_alive():
+        run.failure = "the server died under load"
 
 
 def _alive(process: Supervised, client: Client) -> bool:

@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from autoport.errors import refuse
 from autoport.validation.backends import Backend
 from autoport.validation.checkpoints import Chosen
-from autoport.validation.client import Client
+from autoport.validation.client import BadReply, Client
 from autoport.validation.smoke import Known, last_error, recognise
 from autoport.validation.supervise import Supervised, supervised
 
@@ -143,14 +144,21 @@ def wait_until_healthy(process: Supervised, settings: Settings, timeout: float) 
     """
     deadline = time.monotonic() + timeout
     with Client(settings.base_url, settings.name) as client:
-        while not client.healthy():
+        while (names := served(client)) is None:
             if process.wait(POLL_SECONDS) is not None:
                 raise _not_serving(f"the server {process.how_it_ended()} before it answered", process)
             if time.monotonic() > deadline:
                 raise _not_serving(f"no answer after {timeout:.0f} s", process)
-        names = [model["id"] for model in client.models()]
     if settings.name not in names:
         raise _not_serving(f"port {settings.port} answers, but not with this server: {names}", process)
+
+
+def served(client: Client) -> list[str] | None:
+    """Names of the models of a healthy server, None when there is none."""
+    try:
+        return [model["id"] for model in client.models()] if client.healthy() else None
+    except (httpx.HTTPError, BadReply):
+        return None
 
 
 def _not_serving(message: str, process: Supervised) -> NotServing:

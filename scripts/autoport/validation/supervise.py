@@ -55,7 +55,7 @@ class Supervised:
     def how_it_ended(self) -> str:
         code = self.returncode
         if code is None:
-            return "still running"
+            return "is still running"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def tail(self) -> str:
