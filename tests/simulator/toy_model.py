@@ -6,6 +6,7 @@ Positions are embedded, so that a wrong position shows. Hidden states are whole 
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from vllm_neuron.vllm.spec_decode.decorator import async_speculative_decoding
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCAB, MAX_LEN = 4, 2, 32, 256, 64, 1024
 
@@ -51,6 +52,7 @@ def reference(token_ids, window=None):
     return hidden @ w["head.weight"].T
 
 
+@async_speculative_decoding
 class Toy(nn.Module):
     def __init__(self, hf_config, neuron_config):
         super().__init__()

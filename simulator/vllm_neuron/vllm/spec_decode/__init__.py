@@ -1,0 +1,1 @@
+"""Speculative decoding: what a target model takes part in."""
