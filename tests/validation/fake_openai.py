@@ -128,8 +128,14 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.running -= 1
 
     def chat(self, body: dict[str, Any]) -> None:
-        if "no_template" in self.server.faults:
-            self.reply(400, {"error": {"message": "you must provide a chat template"}})
+        refusal = {
+            "no_template": (400, "you must provide a chat template"),
+            "template_raises": (400, "roles must alternate"),
+            "chat_500": (500, "chat template"),
+        }
+        for fault in refusal.keys() & self.server.faults:
+            status, message = refusal[fault]
+            self.reply(status, {"error": {"message": message}})
             return
         content = "" if "chat_empty" in self.server.faults else "Paris."
         message = {"role": "assistant", "content": content}

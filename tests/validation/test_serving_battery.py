@@ -36,6 +36,7 @@ FAULTS = [
     ("random empty", "counting", "empty text"),
     ("chat_empty", "chat", "empty message"),
     ("bad_reason", "chat", "finish reason 'error'"),
+    ("chat_500", "chat", "HTTP 500: chat template"),
     ("ignore_stop", "stop string", "expected"),
     ("stop_reason", "stop string", "finish reason 'length', expected 'stop'"),
     ("two_tokens", "max_tokens 1", "2 tokens"),
@@ -145,6 +146,12 @@ def test_what_does_not_apply_is_skipped_with_a_reason():
     skipped = {name for name, check in checks.items() if check.status == "skip"}
     assert skipped == {"chat", "two seeds", "longest prompt", "prompt too long", "repeated prompt"}
     assert all(checks[name].found for name in skipped)
+
+
+def test_a_chat_template_may_refuse_what_it_is_asked():
+    with fake("template_raises") as server:
+        check = run_check("chat", BATTERY["chat"], session(server))
+    assert (check.status, "roles must alternate" in check.found) == ("skip", True), check
 
 
 def test_a_seed_that_the_device_cannot_heed_is_refused():

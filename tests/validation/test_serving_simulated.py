@@ -71,6 +71,8 @@ def two_ranks(tmp_path_factory) -> Iterator[TwoRanks]:
     port = make_port(folder, "yi-6b")
     backend = open_backend("simulator", port.workspace, expert_parallel=False)
     chosen = choose(port, backend, 2, "float32")
+    # What the device does not heed, as a default of every request.
+    Path(chosen.path, "generation_config.json").write_text('{"repetition_penalty": 1.3}')
     settings = Settings(
         checkpoint=chosen,
         name="yi",

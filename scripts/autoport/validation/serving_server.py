@@ -55,6 +55,8 @@ class Settings(msgspec.Struct, frozen=True):
         batched = SEGMENT if self.prefix_caching else self.max_model_len
         arguments = ["--model", self.checkpoint.path, "--served-model-name", self.name]
         arguments += ["--host", HOST, "--port", str(self.port)]
+        # A request asks for what it says, not for the penalties of the checkpoint's generation_config.json.
+        arguments += ["--generation-config", "vllm"]
         arguments += ["--tensor-parallel-size", str(self.checkpoint.tp_size)]
         arguments += ["--max-model-len", str(self.max_model_len), "--max-num-seqs", str(MAX_NUM_SEQS)]
         arguments += ["--max-num-batched-tokens", str(batched)]
