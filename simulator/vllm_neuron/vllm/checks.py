@@ -228,7 +228,7 @@ def check_sampling_params(params: Any, vllm_config: Any) -> None:
         raise VLLMValidationError(
             f"sampling on the device would ignore {', '.join(ignored)}; set "
             "additional_config.neuron_config.on_device_sampling_config to null to sample on the CPU, or "
-            "generation_config='vllm' (--generation-config vllm) if the checkpoint's generation_config.json asks for it",
+            "generation_config='vllm' (--generation-config vllm) if generation_config.json asks for it",
             parameter=ignored[0],
         )
     if on_device and params.logprobs is not None and neuron_config.max_logprobs == 0:
