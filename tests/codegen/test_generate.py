@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from autoport.codegen.context import config_checks
 from autoport.codegen.generate import render_package, run
+from autoport.codegen.render import LINE_LENGTH
 from autoport.errors import Refusal
 from autoport.port import Options
 from autoport.port_state import Port
@@ -141,7 +143,22 @@ def test_a_weight_map_that_does_not_fit_is_refused() -> None:
     ]
 
 
-def test_committed_reference_models_are_the_rendered_ones() -> None:
+@pytest.mark.parametrize(
+    ("expression", "setting"),
+    [
+        ("not alibi", "not alibi"),
+        ("[w for w in [sliding_window] * num_layers if w]", "sliding_window with num_layers:"),
+        ("'a' if parallel else 'b'", "parallel"),
+    ],
+)
+def test_a_refused_setting_is_named_by_the_fields_of_the_config(expression: str, setting: str) -> None:
+    changed = msgspec.structs.replace(YI, checks={expression: "b"})
+    [(named, read, _)] = config_checks(changed)
+    assert (named, read) == (setting, expression)
+    assert f'"{setting}"' in render_package(plan(changed), "vllm_neuron")["factory.py"]
+
+
+def test_committed_reference_models_are_the_rendered_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("regenerate", SCRIPTS / "regenerate_reference_models.py")
     assert spec is not None
     assert spec.loader is not None
@@ -149,8 +166,9 @@ def test_committed_reference_models_are_the_rendered_ones() -> None:
     spec.loader.exec_module(regenerate)
     files = regenerate.rendered()
     assert [path for path, text in files.items() if path.read_text() != text] == []
+    assert max(len(line) for text in files.values() for line in text.splitlines()) <= LINE_LENGTH
     path = next(iter(files))
-    sys.argv = ["regenerate", "--check"]
+    monkeypatch.setattr(sys, "argv", ["regenerate", "--check"])
     assert regenerate.main() == 0
     regenerate.rendered = lambda: {path: "drifted"}
     assert regenerate.main() == 1

@@ -114,6 +114,29 @@ def test_what_a_person_changed_survives() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{'a': ('a',)}", """{'a': ('a',), "mxfp4": ("mxfp4",)}"""),
+        (
+            "{\n            'a': ('a',),  # first\n            'b': ('b',),  # last\n        }",
+            "{\n            'a': ('a',),  # first\n            'b': ('b',),  # last\n"
+            """            "mxfp4": ("mxfp4",),\n        }""",
+        ),
+        (
+            f"{{'{'a' * 50}': ()}}",
+            f"{{\n            '{'a' * 50}': (),\n"
+            """            "mxfp4": ("mxfp4",),\n        }""",
+        ),
+    ],
+    ids=["in one line", "a line each", "too long for one line"],
+)
+def test_a_format_is_added_as_the_others_are_written(before: str, after: str) -> None:
+    start = "tuple[str, ...]] = "
+    by_hand = factory("bf16").replace(start + "{}", start + before)
+    assert f"{start}{after}\n" in edited(by_hand, MXFP4)
+
+
+@pytest.mark.parametrize(
     ("change", "rule"),
     [
         (("class LlamaForCausalLM", "class Renamed"), "VAR-LAYOUT"),

@@ -88,17 +88,19 @@ def heads_of(rank: int, tp: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("layout", ["concat", "groups", "codegen"])
-def test_each_rank_gets_its_heads_of_a_fused_tensor(layout, transposed, tp):
+@pytest.mark.parametrize("bias", [False, True])
+def test_each_rank_gets_its_heads_of_a_fused_tensor(bias, layout, transposed, tp):
     k, v = (heads(HEADS, 1e4), heads(HEADS, 2e4)) if layout == "codegen" else (K, V)
     config = SimpleNamespace(**(vars(CONFIG) | {"num_key_value_heads": k.shape[0]}))
-    loader = loaders(architecture(storage=Storage(qkv=layout, transposed=transposed))).qkv_weight_loader(
-        config, tp
-    )
+    attention = Attention(HEADS, k.shape[0], SIZE, qkv_bias=bias)
+    storage = Storage(qkv=layout, transposed=transposed)
+    loader = loaders(architecture(attention=attention, storage=storage)).qkv_weight_loader(config, tp)
     stored = fused(layout, Q, k, v)
     for rank in range(tp):
         expected = heads_of(rank, tp, Q, k, v)
         assert torch.equal(loader.load([Stored(stored.T if transposed else stored)], rank), expected)
-        assert torch.equal(loader.load([Stored(stored[:, 0])], rank), expected[0])  # the bias
+        if bias:
+            assert torch.equal(loader.load([Stored(stored[:, 0])], rank), expected[0])
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -205,19 +207,22 @@ def test_a_norm_with_a_vector_for_each_head_is_split_by_head(stored, count, tp):
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("inner", [12, 13, 9])
-def test_gate_and_up_are_cut_out_of_one_tensor(inner, tp):
+@pytest.mark.parametrize("bias", [False, True])
+def test_gate_and_up_are_cut_out_of_one_tensor(bias, inner, tp):
     """Sizes that four ranks divide, and that they do not: zeros then fill the last ranks up, of biases too."""
-    module = loaders(architecture(storage=Storage(gate_up="concat"), mlp=Mlp("gated", "silu", inner)))
+    mlp = Mlp("gated", "silu", inner, bias=bias)
+    module = loaders(architecture(storage=Storage(gate_up="concat"), mlp=mlp))
     stored = 1 + torch.arange(2 * inner * HIDDEN, dtype=torch.float32).view(2 * inner, HIDDEN)
     shard = -(-inner // tp)
     for part in (0, 1):
         loader = module.gate_up_loader(SimpleNamespace(intermediate_size=inner), tp, part=part)
         whole = torch.cat([loader.load([Stored(stored)], rank) for rank in range(tp)], dim=1)
-        biases = torch.cat([loader.load([Stored(stored[:, 0])], rank) for rank in range(tp)])
         expected = torch.zeros(HIDDEN, shard * tp)
         expected[:, :inner] = stored[part * inner : (part + 1) * inner].T
         assert torch.equal(whole, expected)
-        assert torch.equal(biases, expected[0])
+        if bias:
+            biases = torch.cat([loader.load([Stored(stored[:, 0])], rank) for rank in range(tp)])
+            assert torch.equal(biases, expected[0])
 
 
 def test_a_tensor_without_dimensions_is_read():

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from autoport import expressions
 from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
 from autoport.analysis.families.family import NORM_NAMES
 from autoport.analysis.padding import padded_sizes
@@ -88,6 +89,7 @@ def architecture_context(architecture: Architecture) -> dict[str, Any]:
         "kernel_activations": KERNEL_ACTIVATIONS,
         "config_fields": config_fields(architecture, norm_eps_field),
         "checked_attributes": checked_attributes(architecture),
+        "config_checks": config_checks(architecture),
         "sharded_sizes": sharded_sizes(architecture),
     } | moe_context(architecture)
 
@@ -176,3 +178,16 @@ def checked_attributes(architecture: Architecture) -> list[tuple[str, tuple[Any,
     if not architecture.mlp.bias:
         checks.append(("mlp_bias", absent))
     return checks
+
+
+def config_checks(architecture: Architecture) -> list[tuple[str, str, Any]]:
+    """The setting in words, the expression over the config, and the value that it must have, for the factory."""
+    return [(_setting(text), text, value) for text, value in architecture.checks.items()]
+
+
+def _setting(expression: str) -> str:
+    """What a message calls an expression: its text, or the fields in it where that is a condition or a list."""
+    if " if " not in expression:
+        return expression
+    first, *others = sorted(expressions.names(expression), key=expression.index)
+    return f"{first} with {' and '.join(others)}:" if others else first

@@ -19,10 +19,13 @@ from autoport.codegen.factory_layout import (
     layout,
     reads_quantization,
 )
-from autoport.codegen.render import py
+from autoport.codegen.render import LINE_LENGTH, py
 from autoport.variants import Variant
 
 BY_HAND = "_validate_config"
+# Characters of a dict in one line: the indentation and the annotated name stand before it.
+LONGEST_DICT = LINE_LENGTH - 48
+NEW_LINE = cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitespace("    "))
 
 Style = Callable[[str], str]
 Notes = Callable[[str], list[str]]  # from the file's text after the edit
@@ -78,20 +81,48 @@ def _with_rows(
     ]
     if not new:
         return method
-    elements = [*old.elements, *new]
+    return cst.ensure_type(method.deep_replace(old, _with_entries(old, new)), cst.FunctionDef)
+
+
+def _with_entries(old: cst.Dict, new: Sequence[cst.DictElement]) -> cst.Dict:
+    """The dict with more entries: in one line, or one a line where the old ones are so or the line is too long."""
+    closing = old.rbrace.whitespace_before
+    if old.elements and isinstance(closing, cst.ParenthesizedWhitespace):
+        return _with_lines(old, closing, new)
+    elements: list[cst.BaseDictElement] = [*old.elements, *new]
+    *others, last = elements
     space = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-    last = old.elements[-1].comma if old.elements else cst.MaybeSentinel.DEFAULT
-    if isinstance(last, cst.Comma):  # one entry per line: the separator is that of the entries before
-        between = (
-            old.elements[-2].comma
-            if len(old.elements) > 1
-            else cst.Comma(whitespace_after=old.lbrace.whitespace_after)
-        )
-        separated = [item.with_changes(comma=between) for item in elements[:-1]]
-        elements = [*separated, elements[-1].with_changes(comma=last)]
-    else:
-        elements = [*(item.with_changes(comma=space) for item in elements[:-1]), elements[-1]]
-    return cst.ensure_type(method.deep_replace(old, old.with_changes(elements=elements)), cst.FunctionDef)
+    changed = old.with_changes(elements=[*(item.with_changes(comma=space) for item in others), last])
+    if len(code(changed)) <= LONGEST_DICT:
+        return changed
+    line = cst.Comma(whitespace_after=NEW_LINE)
+    return old.with_changes(
+        lbrace=cst.LeftCurlyBrace(NEW_LINE),
+        elements=[*(item.with_changes(comma=line) for item in others), last.with_changes(comma=cst.Comma())],
+        rbrace=cst.RightCurlyBrace(cst.ParenthesizedWhitespace(indent=True)),
+    )
+
+
+def _with_lines(
+    old: cst.Dict, closing: cst.ParenthesizedWhitespace, new: Sequence[cst.DictElement]
+) -> cst.Dict:
+    """A dict of several lines with more of them; a comment behind the last one stays there."""
+    opening = old.lbrace.whitespace_after
+    line = (
+        NEW_LINE.with_changes(last_line=opening.last_line)
+        if isinstance(opening, cst.ParenthesizedWhitespace)
+        else NEW_LINE
+    )
+    between = cst.Comma(whitespace_after=line)
+    *others, last = old.elements
+    behind = cst.Comma(whitespace_after=closing.with_changes(indent=True, last_line=line.last_line))
+    added = [*(item.with_changes(comma=between) for item in new[:-1]), new[-1].with_changes(comma=last.comma)]
+    return old.with_changes(
+        elements=[*others, last.with_changes(comma=behind), *added],
+        rbrace=cst.RightCurlyBrace(
+            cst.ParenthesizedWhitespace(indent=closing.indent, last_line=closing.last_line)
+        ),
+    )
 
 
 def _with_requirement(

@@ -110,7 +110,7 @@ class GptOssRotaryEmbedding(nn.Module):
         return interpolated * inv_freq / self.rope["factor"] + (1.0 - interpolated) * inv_freq
 
     def attention_factor(self) -> float:
-        """Factor of cos and sin, by which YaRN sharpens attention: the config's, else 0.1 * ln(factor) + 1."""
+        """Factor of cos and sin by which YaRN sharpens attention: the config's, else 0.1 * ln(factor) + 1."""
         given = self.rope.get("attention_factor")
         if given is not None:
             return float(given)
@@ -297,7 +297,7 @@ class GptOssMoE(nn.Module):
         tp_size = self.tp_group.world_size
         hidden_size, dtype = config.hidden_size, config.torch_dtype
         self.num_experts, self.top_k = config.num_experts, config.num_experts_per_tok
-        # <-- MODEL-SPECIFIC: columns of zeros fill an expert up to a multiple of 16 on each rank, as NF.moe_cte asks
+        # <-- MODEL-SPECIFIC: columns of zeros fill an expert up to a multiple of 16 on a rank, for NF.moe_cte
         shard_size = -(-config.moe_intermediate_size // (16 * tp_size)) * 16
 
         # float32: rounding must not decide which experts a token gets
@@ -409,7 +409,7 @@ class GptOssMoE(nn.Module):
 
 
 def use_all_experts(num_tokens: int, top_k: int, num_experts: int) -> bool:
-    """Whether decode runs all experts instead of reading the chosen ones, possible for up to 128 tokens."""
+    """Whether decode runs all experts; it can read the chosen ones alone for up to 128 tokens."""
     return num_tokens > 128 or num_tokens * top_k >= num_experts
 
 
@@ -530,7 +530,7 @@ class GptOssModel(nn.Module):
 class GptOssForCausalLM(nn.Module, SupportsEagle3):
     """The model as the runner calls it."""
 
-    unused_keys = r".*rotary_emb\.inv_freq"  # of a checkpoint: what no parameter needs
+    unused_keys = r".*rotary_emb\.inv_freq"  # of a checkpoint
 
     def __init__(self, config: GptOssConfig):
         super().__init__()
@@ -585,8 +585,8 @@ class GptOssForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k
-            drafts to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
+            Logits [R, V]. With sampling on the device token ids [R], and logits [R, V] or None; with k drafts
+            to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.

@@ -351,7 +351,7 @@ class LlamaModel(nn.Module):
 class LlamaForCausalLM(nn.Module, SupportsEagle3):
     """The model as the runner calls it."""
 
-    unused_keys = r".*rotary_emb\.inv_freq|lm_head\.weight"  # of a checkpoint: what no parameter needs
+    unused_keys = r".*rotary_emb\.inv_freq|lm_head\.weight"  # of a checkpoint
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
@@ -406,8 +406,8 @@ class LlamaForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k
-            drafts to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
+            Logits [R, V]. With sampling on the device token ids [R], and logits [R, V] or None; with k drafts
+            to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.

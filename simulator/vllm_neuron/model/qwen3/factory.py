@@ -76,7 +76,7 @@ class Qwen3ForCausalLM(nn.Module):
             ("rope_type", hf_config.rope_parameters["rope_type"], ("default",)),
             ("tie_word_embeddings", hf_config.tie_word_embeddings, (False,)),
             (
-                "[w for w in [sliding_window if kind == 'sliding_attention' else None for kind in layer_types] if w]",
+                "sliding_window with layer_types:",
                 [
                     w
                     for w in [

@@ -358,7 +358,7 @@ class Qwen3Model(nn.Module):
 class Qwen3ForCausalLM(nn.Module, SupportsEagle3):
     """The model as the runner calls it."""
 
-    unused_keys = r".*rotary_emb\.inv_freq"  # of a checkpoint: what no parameter needs
+    unused_keys = r".*rotary_emb\.inv_freq"  # of a checkpoint
 
     def __init__(self, config: Qwen3Config):
         super().__init__()
@@ -413,8 +413,8 @@ class Qwen3ForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k
-            drafts to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
+            Logits [R, V]. With sampling on the device token ids [R], and logits [R, V] or None; with k drafts
+            to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.

@@ -76,7 +76,7 @@ class Qwen3MoeForCausalLM(nn.Module):
             ("rope_type", hf_config.rope_parameters["rope_type"], ("default",)),
             ("tie_word_embeddings", hf_config.tie_word_embeddings, (False,)),
             (
-                "[w for w in [sliding_window] * num_hidden_layers if w]",
+                "sliding_window with num_hidden_layers:",
                 [w for w in [hf_config.sliding_window] * hf_config.num_hidden_layers if w],
                 ([],),
             ),

@@ -331,7 +331,7 @@ class Qwen3MoeMoE(nn.Module):
 
 
 def use_all_experts(num_tokens: int, top_k: int, num_experts: int) -> bool:
-    """Whether decode runs all experts instead of reading the chosen ones, possible for up to 128 tokens."""
+    """Whether decode runs all experts; it can read the chosen ones alone for up to 128 tokens."""
     return num_tokens > 128 or num_tokens * top_k >= num_experts
 
 
@@ -434,7 +434,7 @@ class Qwen3MoeModel(nn.Module):
 class Qwen3MoeForCausalLM(nn.Module, SupportsEagle3):
     """The model as the runner calls it."""
 
-    unused_keys = r".*rotary_emb\.inv_freq"  # of a checkpoint: what no parameter needs
+    unused_keys = r".*rotary_emb\.inv_freq"  # of a checkpoint
 
     def __init__(self, config: Qwen3MoeConfig):
         super().__init__()
@@ -489,8 +489,8 @@ class Qwen3MoeForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k
-            drafts to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
+            Logits [R, V]. With sampling on the device token ids [R], and logits [R, V] or None; with k drafts
+            to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.

@@ -352,7 +352,7 @@ class SmolLM3Model(nn.Module):
 class SmolLM3ForCausalLM(nn.Module, SupportsEagle3):
     """The model as the runner calls it."""
 
-    unused_keys = r".*rotary_emb\.inv_freq|lm_head\.weight"  # of a checkpoint: what no parameter needs
+    unused_keys = r".*rotary_emb\.inv_freq|lm_head\.weight"  # of a checkpoint
 
     def __init__(self, config: SmolLM3Config):
         super().__init__()
@@ -407,8 +407,8 @@ class SmolLM3ForCausalLM(nn.Module, SupportsEagle3):
             rank: TP rank as a tensor, so that it is no constant of the graph.
 
         Returns:
-            Logits [R, V]. With sampling on the device: token ids [R], and logits [R, V] or None; with k
-            drafts to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
+            Logits [R, V]. With sampling on the device token ids [R], and logits [R, V] or None; with k drafts
+            to verify the accepted ids [B, k+1] alone. Hidden states for a drafter [T, layers*H] come second.
 
         Raises:
             ValueError: A prefill whose tokens cannot be split over the ranks.
