@@ -9,6 +9,7 @@ import pytest
 from autoport.errors import Refusal
 from autoport.validation import backends
 from autoport.validation.backends import command_line, environment, open_backend, unavailable
+from autoport.validation.smoke import needs_expert_parallel
 from autoport.workspace import Workspace
 
 
@@ -93,3 +94,19 @@ def test_environments(simulated):
 
 def test_a_command_line_can_be_typed():
     assert command_line({"A": "x y"}, ["run", "it's"]) == """A='x y' run 'it'"'"'s'"""
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "sub_group", "expected"),
+    [
+        (8, 4, False),
+        (None, 4, True),
+        (None, None, False),
+        (8, "no experts", False),
+        (None, "no experts", False),
+    ],
+)
+def test_experts_are_spread_over_the_ranks_only_where_no_tp_size_holds_them(tp_size, sub_group, expected):
+    ep = None if sub_group == "no experts" else types.SimpleNamespace(recommended=sub_group)
+    plan = types.SimpleNamespace(tp=types.SimpleNamespace(recommended=tp_size), ep=ep)
+    assert needs_expert_parallel(types.SimpleNamespace(read_state=lambda *_: plan)) is expected

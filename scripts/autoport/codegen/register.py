@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from autoport.codegen import out_of_tree
 from autoport.codegen.registry_edit import Row, add_row, row_origins
+from autoport.codegen.registry_rows import read_registry
 from autoport.codegen.render import identifier
 from autoport.errors import Problem, Refusal, refuse
 from autoport.files import write_atomic
@@ -81,22 +82,15 @@ def edited(
     check_aliases(aliases)
     local = class_prefix(port.name) + architecture
     rows = [Row(identifier(name), port.name, local, architecture) for name in (architecture, *aliases)]
+    before = text = read_registry(path)
     try:
-        before = path.read_bytes()
-        text = before.decode()
         for row in rows:
             text = add_row(text, row, replace_row)
-        return before, text.encode()
-    except OSError as error:
-        raise refuse(
-            "REG-MISSING", f"cannot be read: {error.strerror}", path, "restore the plugin's registry.py"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise refuse("REG-SYNTAX", f"not UTF-8: {error}", path, "correct the file") from error
     except Refusal as refusal:
         raise Refusal(
             *(Problem(p.rule, p.found, str(path), p.next_step) for p in refusal.problems)
         ) from refusal
+    return before.encode(), text.encode()
 
 
 def check_aliases(aliases: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ def unregister(port: Port) -> list[str]:
             f"uninstall it: python -m pip uninstall {port.workspace.distribution}",
         )
     with port.workspace.lock("registry"):
-        before = _read(path)
+        before = read_registry(path)
         removed = [name for name, origin in row_list(before) if origin.startswith(f".{port.name}:")]
         if not (removed or port.exists or port.workspace.model_dir(port.name).is_dir()):
             there = sorted(
@@ -58,7 +58,7 @@ def unregister(port: Port) -> list[str]:
             )
         if removed:
             after = remove_rows(before, port.name)
-            if _read(path) != before:
+            if read_registry(path) != before:
                 raise refuse(
                     "REG-CHANGED", "changed while it was being edited", path, "run the command again"
                 )
@@ -141,7 +141,7 @@ def broken_rows(workspace: Workspace) -> list[BrokenRow]:
         Refusal: REG-MISSING, REG-SYNTAX, REG-LAYOUT.
     """
     path = workspace.registry_path
-    text = _read(path)
+    text = read_registry(path)
     rows = row_list(text)
     functions = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     if "get_models" not in functions:
@@ -183,7 +183,12 @@ def _bound(tree: ast.Module) -> Iterator[str]:
             yield node.id
 
 
-def _read(path: Path) -> str:
+def read_registry(path: Path) -> str:
+    """The registry's text, its line ends as they are.
+
+    Raises:
+        Refusal: REG-MISSING; REG-SYNTAX when it is not UTF-8.
+    """
     try:
         return path.read_bytes().decode()
     except OSError as error:

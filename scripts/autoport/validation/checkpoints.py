@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from autoport.codegen.document import default_tp_size
-from autoport.errors import Refusal, refuse
+from autoport.errors import refuse
 from autoport.port_state import Port
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.source import open_source
@@ -155,11 +155,7 @@ def _tp_size(plan: Plan, wanted: int | None, backend: Backend, twin: bool) -> in
         reasons = [v.text for v in broken.get(wanted, []) if v.rule != "MEM" or not twin]
         if wanted not in broken or reasons or (twin and wanted not in TP_SIZES):
             text = "; ".join(reasons) or "not among the plan's sizes, or more than a twin is made for"
-            raise Refusal(
-                *refuse(
-                    "SMOKE-TP", f"TP {wanted}: {text}", "option --tp", "see 'autoport compute-tp'"
-                ).problems
-            )
+            raise refuse("SMOKE-TP", f"TP {wanted}: {text}", "option --tp", "see 'autoport compute-tp'")
         return wanted
     recommended = default_tp_size(plan)
     if not backend.is_simulated:

@@ -155,8 +155,8 @@ def device_command(port: Port) -> str:
 def needs_expert_parallel(port: Port) -> bool:
     """Whether the port is served with its experts spread over the ranks."""
     plan = port.read_state("plan.json", Plan, "analyze")
-    # A plan without such a degree is one of a model whose experts, if any, fit tensor parallelism.
-    return (getattr(plan, "ep_degree", None) or getattr(plan.tp, "ep_degree", None) or 1) > 1
+    # Only where no TP size fits: until then a rank has a part of each expert.
+    return plan.tp.recommended is None and plan.ep is not None and plan.ep.recommended is not None
 
 
 def run_folder(port: Port, backend: Backend) -> Path:
