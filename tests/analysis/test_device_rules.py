@@ -6,12 +6,13 @@ import pytest
 import torch
 from autoport.analysis.architecture import describe_architecture
 from autoport.analysis.device_rules import device_violations, slow_paths
-from autoport.analysis.dimensions import Dimensions
+from autoport.analysis.dimensions import EXPERT, Dimensions
 from autoport.research.step import research
 from checkpoints import small_config, write_checkpoint
 from vllm_neuron.functional.attention import _decode_rules, qkv
 from vllm_neuron.functional.attention.qkv import QKVOutputLayout
 from vllm_neuron.functional.mlp import _check_sizes
+from vllm_neuron.functional.moe import moe_block_tkg
 from vllm_neuron.simulator import rules
 
 
@@ -75,6 +76,28 @@ def test_wide_shared_experts_are_named():
     )
     named = {item.rule: item.text for item in slow_paths(size, 2)}
     assert "10240 columns of the shared experts" in named["PERF-MLP"]
+
+
+@pytest.mark.parametrize("inner", [256, 192, 96])
+@pytest.mark.parametrize("fused", [True, False])
+def test_experts_are_slow_where_the_simulator_says_so(inner, fused):
+    size = dimensions(
+        hidden_size=2048, intermediate_size=0, expert_sizes={EXPERT: 4 * inner}, fused_experts=fused
+    )
+    text = {item.rule: item.text for item in slow_paths(size, 4)}.get("PERF-EXPERTS", "")
+    rules.reset()
+    moe_block_tkg._check_sizes(1, 2048, inner, False, None)
+    assert ("decode" in text) == (fused and bool(rules.records()))
+    rules.reset()
+    assert ("prefill" in text) == (inner < 128)  # moe_cte
+
+
+def test_what_a_hidden_size_slows_down_is_there():
+    experts = {"expert_sizes": {EXPERT: 2880}, "intermediate_size": 0, "hidden_size": 2880}
+    (text,) = [item.text for item in slow_paths(dimensions(**experts), 2) if item.rule == "PERF-HIDDEN"]
+    assert text.endswith("slow paths in attention and the experts")
+    composed = dimensions(**experts, fused=False, fused_experts=False)
+    assert "PERF-HIDDEN" not in {item.rule for item in slow_paths(composed, 2)}
 
 
 def test_experts_whose_share_is_no_multiple_of_16():

@@ -101,6 +101,23 @@ def test_relaxing_even_heads_says_what_it_gives_up():
     assert valid(plan(YI, relax=["even-heads"])) == [1, 2, 4, 8, 16, 32]
 
 
+def test_relaxing_costs_nothing_where_attention_is_composed_anyway():
+    composed = msgspec.structs.replace(SMOLLM2, fused=False)
+    (broken,) = plan(composed).candidates[0].violations
+    assert "--relax even-heads costs nothing" in broken.text
+    (relaxed,) = plan(composed, relax=["even-heads"]).candidates[0].relaxed
+    assert "gives up" not in relaxed.text
+    latent = msgspec.structs.replace(composed, latent_kv=576)  # its own kernel
+    assert "costs nothing" not in plan(latent).candidates[0].violations[0].text
+
+
+def test_a_size_without_slow_paths_is_named_beside_the_smallest():
+    assert recommendation(plan(YI)).endswith("; TP 4 is the smallest without slow paths")
+    assert "slow" not in recommendation(plan(QWEN2))  # TP 1 and 2 both have some
+    fast = msgspec.structs.replace(YI, num_kv_heads=2, intermediate_size=8192)
+    assert "slow" not in recommendation(plan(fast))  # the recommended size has none
+
+
 def test_only_named_rules_can_be_relaxed():
     with pytest.raises(Refusal, match="TP-RELAX"):
         plan(YI, relax=["R1"])
@@ -145,7 +162,8 @@ def test_an_expert_is_padded_to_what_its_kernel_takes():
     assert padded_sizes(size) == {EXPERT, SHARED}
     notes = {tp: [item.text for item in padding(size, tp)] for tp in (2, 8, 16)}
     assert notes[2] == []
-    assert notes[8] == ["an expert's intermediate size 2880 is filled up with zeros to 2944"]  # 368 each
+    (eight,) = notes[8]  # 368 each
+    assert eight.startswith("an expert's intermediate size 2880 is filled up with zeros to 2944 (2.2 % more")
     assert len(notes[16]) == 2
     assert padded_sizes(Dimensions(24, 2048, 32, 4, 128, 0, 151936, {EXPERT: 768})) == set()
 

@@ -91,6 +91,12 @@ def test_experts_are_checked_at_their_own_size(published):
     assert experts["num_experts"] == 64
 
 
+def test_experts_that_are_composed_have_no_slow_kernel(published):
+    """800 of 6400 columns per rank are no multiple of 128, and sparsemixer is not in the kernel."""
+    eight = report(published("phi-3.5-moe"))["plan"]["candidates"][3]
+    assert (eight["tp_size"], eight["slow_paths"]) == (8, [])
+
+
 def test_60_experts_do_not_divide_among_64_groups(published):
     config = published("qwen2-57b-a14b", num_experts=60, moe_intermediate_size=1408, num_attention_heads=32)
     candidates = {item["ep_degree"]: item for item in report(config)["experts"]["candidates"]}
@@ -106,19 +112,36 @@ def test_all_broken_rules_of_expert_parallelism_come_at_once(published):
 
 
 def test_a_model_that_no_tp_size_holds_needs_expert_parallelism(published):
-    result = run(published("deepseek-v3"))
+    result = run(published("llama-4-scout"))
     assert result.exit_code == 1
     text = " ".join(result.stdout.split())
     assert "Expert parallelism is needed" in text
+    assert "│ 4 │ 16 │ yes (recommended) │" in text
     assert "all collectives run on the whole world" in text
+
+
+def test_a_model_that_the_instance_does_not_hold_is_not_sent_to_expert_parallelism(published):
+    text = " ".join(run(published("deepseek-v3")).stdout.split())  # 1.3 TB in bfloat16
+    assert "Expert parallelism does not help" in text
+    assert "is needed" not in text
 
 
 def test_latent_attention_caches_the_same_on_every_rank(published):
     candidates = report(published("deepseek-v3"))["plan"]["candidates"]
     assert {item["kv_bytes_per_rank"] for item in candidates} == {61 * (512 + 64) * 4096 * 2}
+    assert "│ latent" in run(published("deepseek-v2-lite")).stdout
+
+
+def test_a_sparse_indexer_counts(published):
+    with_indexer, without = (report(published(name))["plan"] for name in ("deepseek-v3.2", "deepseek-v3"))
+    weights = [plan["candidates"][0]["weight_bytes_per_rank"] for plan in (with_indexer, without)]
+    assert weights[0] - weights[1] == 61 * 2 * (1536 * 64 * 128 + 7168 * (128 + 64))
+    cache = [plan["candidates"][0]["kv_bytes_per_rank"] for plan in (with_indexer, without)]
+    assert cache[0] - cache[1] == 61 * 128 * 4096 * 2
 
 
 def test_the_vision_tower_has_sizes_of_its_own(published):
+    assert "without the vision tower" in run(published("gemma-3-4b")).stdout
     vision = report(published("gemma-3-4b"))["vision"]
     assert vision["2"] == []
     assert vision["16"][0]["rule"] == "R2"  # 16 heads / 16

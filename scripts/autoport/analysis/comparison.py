@@ -158,7 +158,7 @@ def _attention(architecture: Architecture, facts: Facts, source: dict[str, str])
     if attention.alibi:
         parts.append("ALiBi")
     if attention.composed:
-        changes.append(f"composed of smaller operators ({'; '.join(attention.composed)})")
+        changes.append(f"smaller operators in place of the fused ones ({'; '.join(attention.composed)})")
     origin = _joined(
         source["num_kv_heads"], source["head_dim"], source.get("layer_windows", "") if windows else "",
         "biases: keys of every layer",
@@ -212,7 +212,8 @@ def _moe(architecture: Architecture, facts: Facts) -> Row:
     source = _joined(
         facts.fields["num_experts"].source if "num_experts" in facts.fields else "", _places(facts, "router")
     )
-    change = "sizes and routing" + (f"; composed ({'; '.join(moe.composed)})" if moe.composed else "")
+    composed = f"; smaller operators in decode ({'; '.join(moe.composed)})" if moe.composed else ""
+    change = f"sizes and routing{composed}"
     return "; ".join(parts), change, source or "checkpoint keys"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from autoport.analysis.attention import PARTITIONS
 from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
+from autoport.analysis.padding import padded_shard, padded_sizes
 from autoport.schema.parallel import Violation
 
 LARGEST_QKV_COLUMNS = 4096
@@ -27,13 +28,14 @@ def device_violations(size: Dimensions, tp: int) -> Iterator[Violation]:
 def slow_paths(size: Dimensions, tp: int) -> Iterator[Violation]:
     """Sizes with which the device leaves a fused operator for a slow path."""
     hidden, kv_heads = size.hidden_size, max(1, size.num_kv_heads // tp)
-    if hidden % PARTITIONS:
-        text = f"hidden_size {hidden} is not a multiple of {PARTITIONS}: attention and MLP take slow paths"
+    users = ["the MLP"] if size.intermediate_size or SHARED in size.expert_sizes else []
+    users += ["the experts"] if EXPERT in size.expert_sizes and size.fused_experts else []
+    if hidden % PARTITIONS and (size.fused or users):
+        users = (["attention"] if size.fused else []) + users
+        text = f"hidden_size {hidden} is not a multiple of {PARTITIONS}: slow paths in {' and '.join(users)}"
         yield Violation("PERF-HIDDEN", text)
-    elif hidden % (2 * PARTITIONS):
-        text = (
-            f"hidden_size {hidden} is not a multiple of {2 * PARTITIONS}: the MLP's decode takes a slow path"
-        )
+    elif hidden % (2 * PARTITIONS) and users:
+        text = f"hidden_size {hidden} is not a multiple of {2 * PARTITIONS}: decode of {' and '.join(users)} is slow"
         yield Violation("PERF-HIDDEN", text)
     if size.fused and kv_heads > 1:
         even = size.num_heads % (2 * size.num_kv_heads) == 0  # otherwise R2 forbids that size
@@ -49,9 +51,13 @@ def slow_paths(size: Dimensions, tp: int) -> Iterator[Violation]:
         yield Violation("PERF-QKV", text)
     yield from _wide_mlps(size, tp)
     inner = size.expert_sizes.get(EXPERT, 0)
-    if inner and inner // tp % PARTITIONS:
-        text = f"{inner // tp} of an expert's intermediate size per rank is not a multiple of {PARTITIONS}"
-        yield Violation("PERF-EXPERTS", text)
+    columns = padded_shard(EXPERT, inner, tp) if EXPERT in padded_sizes(size) else inner // tp
+    slow = ["decode"] if size.fused_experts and columns % PARTITIONS else []
+    slow += ["prefill"] if columns < PARTITIONS else []
+    if inner and slow:
+        verb = "take slow paths" if len(slow) > 1 else "takes a slow path"
+        text = f"{columns} of an expert's intermediate size per rank, no multiple of {PARTITIONS}: "
+        yield Violation("PERF-EXPERTS", f"{text}{' and '.join(slow)} of the experts {verb}")
 
 
 def _wide_mlps(size: Dimensions, tp: int) -> Iterator[Violation]:

@@ -18,6 +18,7 @@ class Dimensions(msgspec.Struct, frozen=True):
         latent_kv: Values per token and layer in the cache of multi-head latent attention, which every rank holds
             whole; 0 for other attention.
         fused: Whether attention runs in the fused operators.
+        fused_experts: Whether decode of the experts does.
     """
 
     num_layers: int
@@ -30,10 +31,16 @@ class Dimensions(msgspec.Struct, frozen=True):
     expert_sizes: dict[str, int] = {}
     latent_kv: int = 0
     fused: bool = True
+    fused_experts: bool = True
+
+    @property
+    def composed(self) -> bool:
+        """Whether attention is built of smaller operators."""
+        return not (self.fused or self.latent_kv)
 
     @classmethod
-    def from_facts(cls, facts: Facts, fused: bool = True) -> "Dimensions":
-        """The sizes that a config gives; `fused` is not told by it."""
+    def from_facts(cls, facts: Facts, fused: bool = True, fused_experts: bool = True) -> "Dimensions":
+        """The sizes that a config gives; what is fused is not told by it."""
         value = {name: fact.value for name, fact in facts.fields.items()}
         sizes = {}
         if "num_experts" in value:
@@ -45,6 +52,7 @@ class Dimensions(msgspec.Struct, frozen=True):
             sizes[SHARED] = shared
         all_sparse = "num_experts" in value and all(value.get("layer_moe", []))
         latent = value["kv_lora_rank"] + value["qk_rope_head_dim"] if "kv_lora_rank" in value else 0
+        latent += value.get("index_head_dim", 0) if latent else 0  # the indexer's keys
         return cls(
             num_layers=value["num_layers"],
             hidden_size=value["hidden_size"],
@@ -56,6 +64,7 @@ class Dimensions(msgspec.Struct, frozen=True):
             expert_sizes=sizes,
             latent_kv=latent,
             fused=fused and not latent,
+            fused_experts=fused_experts,
         )
 
     @classmethod
@@ -70,6 +79,7 @@ class Dimensions(msgspec.Struct, frozen=True):
             vocab_size=architecture.vocab_size,
             expert_sizes=expert_sizes(architecture),
             fused=not architecture.attention.composed,
+            fused_experts=architecture.moe is None or not architecture.moe.composed,
         )
 
 

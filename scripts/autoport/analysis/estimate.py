@@ -11,6 +11,7 @@ from autoport.analysis.expert_parallel import plan_expert_parallel
 from autoport.analysis.families import find_family
 from autoport.analysis.instances import Instance, find_instance
 from autoport.analysis.keys import CheckpointKeys
+from autoport.analysis.moe import describe_moe
 from autoport.analysis.tensor_parallel import check_rules, plan_tensor_parallel, total_bytes
 from autoport.analysis.traits import Traits
 from autoport.research.config import load_config, read_facts
@@ -56,16 +57,17 @@ def estimate_parallelism(
         for key in CONFIG_KEYS
         if facts.config.get(key)
     ]
-    size = Dimensions.from_facts(facts, fused=_is_fused(facts))
+    attention, experts = _fused(facts)
+    size = Dimensions.from_facts(facts, attention, experts)
     parts = weight_parts(facts, size)
     plan = plan_tensor_parallel(size, parts, context_length, batch_size, relax, instance)
-    experts = None
+    expert_plan = None
     if "num_experts" in facts.fields:
         routed = parts["experts"].split
         dense = total_bytes({name: part for name, part in parts.items() if name != "experts"})
         count = facts.fields["num_experts"].value
-        experts = plan_expert_parallel(size, count, dense, routed, plan, instance)
-    return Estimate(facts, plan, experts, vision_rules(facts, plan))
+        expert_plan = plan_expert_parallel(size, count, dense, routed, plan, instance)
+    return Estimate(facts, plan, expert_plan, vision_rules(facts, plan))
 
 
 def weight_parts(facts: Facts, size: Dimensions) -> dict[str, WeightBytes]:
@@ -96,14 +98,16 @@ def weight_parts(facts: Facts, size: Dimensions) -> dict[str, WeightBytes]:
     return parts
 
 
-def _is_fused(facts: Facts) -> bool:
-    """Whether the port's attention will run in the fused operators, as far as a config tells."""
+def _fused(facts: Facts) -> tuple[bool, bool]:
+    """Whether attention and decode of the experts will run in the fused operators, as far as a config tells."""
     family = find_family(facts.architecture.value, facts.model_type.value)
     if family is None:
-        return bool(facts.fields["head_dim"].value <= LARGEST_FUSED_HEAD_DIM)
+        return bool(facts.fields["head_dim"].value <= LARGEST_FUSED_HEAD_DIM), True
     traits, keys = Traits(family, facts), CheckpointKeys((), family.keys)
     norm = layer_norm_of(family, keys, "pre_norm", facts.fields["norm_eps"].value)
-    return not describe_attention(traits, keys, norm, traits.per_layer(family.windows)).composed
+    attention = describe_attention(traits, keys, norm, traits.per_layer(family.windows))
+    moe = describe_moe(traits, norm, traits.value(family.topology))
+    return not attention.composed, moe is None or not moe.composed
 
 
 def _is_plain(facts: Facts) -> bool:
@@ -124,7 +128,7 @@ def _attention(size: Dimensions, element: int) -> WeightBytes:
 
 
 def _latent(value: dict[str, int], size: Dimensions, element: int) -> WeightBytes:
-    """Low-rank projections are whole on every rank, the projections to and from the heads are split."""
+    """Low-rank projections and the indexer are whole on every rank, projections to and from the heads are split."""
     hidden, heads, rank, rope = (
         size.hidden_size,
         size.num_heads,
@@ -132,7 +136,8 @@ def _latent(value: dict[str, int], size: Dimensions, element: int) -> WeightByte
         value["qk_rope_head_dim"],
     )
     query, width = value.get("q_lora_rank", 0), value["qk_head_dim"]
-    copied = hidden * (rank + rope) + hidden * query
+    index_heads, index_width = value.get("index_n_heads", 0), value.get("index_head_dim", 0)
+    copied = hidden * (rank + rope + query + index_width + index_heads) + query * index_heads * index_width
     split = heads * width * (query or hidden)
     split += (
         rank * heads * (value["qk_nope_head_dim"] + value["v_head_dim"])

@@ -3,6 +3,8 @@
 from autoport.analysis.dimensions import Dimensions
 from autoport.schema.parallel import Violation
 
+NOT_IN_KERNEL = "this attention does not run in it: --relax even-heads costs nothing"
+
 
 def candidate_sizes(num_heads: int, cores: int = 64) -> list[int]:
     """Powers of two and divisors of the head count, up to the logical cores of an instance."""
@@ -19,6 +21,7 @@ def head_violations(size: Dimensions, tp: int) -> list[Violation]:
         broken.append(Violation("R1", f"{heads} heads are not a multiple of {tp}"))
     elif heads // tp % 2:
         text = f"{heads} heads / {tp} = {heads // tp} per rank is odd; the decode kernel needs an even number"
+        text += f", and {NOT_IN_KERNEL}" if size.composed else ""
         broken.append(Violation("R2", text))
     if kv % tp and tp % kv:
         broken.append(Violation("R3", f"{kv} KV heads neither divide nor are divided by {tp}"))

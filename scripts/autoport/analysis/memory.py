@@ -55,6 +55,8 @@ def _cache(plan: TpPlan, candidate: TpCandidate) -> str:
 
 def _how(plan: TpPlan, tp: int, name: str) -> str:
     part = plan.parts[name]
+    if tp == 1:
+        return "whole"
     ways = [f"split {tp} ways"] if part.split else []
     if part.kv_heads:
         ways.append(f"k and v split {min(tp, plan.num_kv_heads)} ways")

@@ -25,7 +25,9 @@ def padding(size: Dimensions, tp: int) -> list[Violation]:
     for name in sorted(padded_sizes(size) - {"vocab_size"}):
         real, shard = _sizes(size)[name], padded_shard(name, _sizes(size)[name], tp)
         if shard * tp != real:
-            notes.append(Violation("PAD-INNER", f"{name} {real} is filled up with zeros to {shard * tp}"))
+            more = f"{100 * (shard * tp / real - 1):.2g} % more weights than counted"
+            text = f"{name} {real} is filled up with zeros to {shard * tp} ({more})"
+            notes.append(Violation("PAD-INNER", text))
     return notes
 
 

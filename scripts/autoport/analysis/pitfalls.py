@@ -21,9 +21,9 @@ QKV_LAYOUTS = {
 }
 GATE_UP_LAYOUTS = {"concat": "the gate, then up"}
 EXPERT_LAYOUTS = {
-    "stacked": "the gate, then up, of all experts: [E, 2I, H]",
-    "stacked_transposed": "the gate, then up, of all experts: [E, H, 2I]",
-    "interleaved": "gate and up in turn, column by column, of all experts: [E, H, 2I]",
+    "stacked": "the gate, then up, of all experts ([E, 2I, H])",
+    "stacked_transposed": "the gate, then up, of all experts ([E, H, 2I])",
+    "interleaved": "gate and up in turn, column by column, of all experts ([E, H, 2I])",
 }
 MLP_NORM = {"pre_norm": 1, "sandwich": 2}  # place of the norm before the MLP, after the first residual sum
 
@@ -177,7 +177,7 @@ def _parallel(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, str
             "PIT-KV-REPLICAS",
             f"above TP {kv_heads} ranks hold copies of KV heads: load by copy, not by slice",
         )
-    if any(candidate.relaxed for candidate in valid):
+    if any(candidate.relaxed for candidate in valid) and not architecture.attention.composed:
         yield "PIT-ODD-HEADS", "an odd number of heads per rank: decode does not run in the fused kernel"
     for candidate in valid:
         if candidate.tp_size == tp.recommended:

@@ -135,7 +135,9 @@ def plan_tensor_parallel(
                 tp_size=tp,
                 violations=violations,
                 relaxed=[
-                    Violation(violation.rule, f"{violation.text}; {RELAXED_PRICE[violation.rule]}")
+                    violation
+                    if size.composed
+                    else Violation(violation.rule, f"{violation.text}; {RELAXED_PRICE[violation.rule]}")
                     for violation in broken
                     if violation.rule in relaxed_rules
                 ],
@@ -214,7 +216,20 @@ def recommendation(plan: TpPlan) -> str:
         return "no valid TP"
     if valid == [1]:
         return "TP 1 (the only valid size)"
-    return f"TP {plan.recommended} (valid: {', '.join(map(str, valid))})"
+    text = f"TP {plan.recommended} (valid: {', '.join(map(str, valid))})"
+    faster = _without_slow_paths(plan)
+    return f"{text}; TP {faster} is the smallest without slow paths" if faster else text
+
+
+def _without_slow_paths(plan: TpPlan) -> int | None:
+    """The smallest size without slow paths; None when it is the recommended one, or there is none."""
+    fast = (
+        item.tp_size
+        for item in plan.candidates
+        if item.valid and _is_usual(item) and not item.slow_paths and not item.relaxed
+    )
+    smallest = min(fast, default=None)
+    return None if smallest == plan.recommended else smallest
 
 
 def no_valid_tp(plan: TpPlan) -> str:
@@ -244,7 +259,9 @@ def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
             reasons += [f"slow: {item.rule}: {item.text}" for item in candidate.slow_paths]
         if all(violation.rule == "MEM" for violation in candidate.violations):
             kv = str(candidate.kv_heads_per_rank)
-            if candidate.kv_replicas > 1:
+            if plan.latent_cache:
+                kv = "latent"
+            elif candidate.kv_replicas > 1:
                 kv += f" (replicated x{candidate.kv_replicas}: {candidate.kv_replicas} ranks share a head)"
             sizes = [candidate.weight_bytes_per_rank, candidate.kv_bytes_per_rank]
             numbers = [kv, *map(size_text, sizes)]

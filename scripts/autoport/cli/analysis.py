@@ -33,7 +33,10 @@ def print_analysis(port: Port) -> None:
     if architecture.moe is not None:
         composed["experts"] = architecture.moe.composed
     for part, reasons in composed.items():
-        print(f"Composed {part}: {'; '.join(reasons) or 'nothing, the fused operators do it'}")
+        if reasons:
+            print(f"Not in the fused operators: {part} ({'; '.join(reasons)})")
+        else:
+            print(f"Composed {part}: nothing, the fused operators do it")
     for item in plan.weights.ignored:
         print(f"Left out: {item.pattern} ({item.reason})")
     for override in plan.overrides:

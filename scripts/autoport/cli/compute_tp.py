@@ -61,7 +61,10 @@ def command(
         print_table(MEMORY_COLUMNS, memory_rows(plan, explain), title=f"TP {explain}")
     else:
         print_table(CANDIDATE_COLUMNS, candidate_rows(plan), title=facts.architecture.value)
-        print(f"KV cache for {batch_size} x {context_length} tokens; weights are estimated from the config.")
+        left_out = ", without the vision tower" if estimate.vision else ""
+        print(
+            f"KV cache for {batch_size} x {context_length} tokens; weights are estimated from the config{left_out}."
+        )
         print(f"{hardware_text(plan)} ({hardware.source}).")
         for text in plan.assumptions:
             print(f"Assumption: {text}.")

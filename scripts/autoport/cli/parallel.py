@@ -17,11 +17,13 @@ def hardware_text(plan: TpPlan) -> str:
 
 def print_experts(experts: EpPlan, plan: TpPlan) -> None:
     """The splits of the world, all broken rules of each, and whether one is needed."""
+    needed = plan.recommended is None
     rows = [
         (
             item.tp_size,
             item.ep_degree,
-            "yes" if item.valid else "no",
+            ("yes" if item.valid else "no")
+            + (" (recommended)" if needed and item.tp_size == experts.recommended else ""),
             "\n".join(f"{v.rule}: {v.text}" for v in item.violations),
             item.experts_per_group,
             size_text(item.weight_bytes_per_rank),
@@ -32,5 +34,9 @@ def print_experts(experts: EpPlan, plan: TpPlan) -> None:
     title += " (assumed)" if plan.hardware_assumed else ""
     columns = ("TP sub-group", "ep_degree", "Valid", "Why", "Experts per group", "Weights per rank")
     print_table(columns, rows, title=title)
-    needed = "needed" if plan.recommended is None else "not needed: a TP size fits"
-    print(f"Expert parallelism is {needed}; {experts.note}.")
+    if needed and experts.recommended is None:
+        print("Expert parallelism does not help: no split of the world is valid either.")
+    else:
+        print(
+            f"Expert parallelism is {'needed' if needed else 'not needed: a TP size fits'}; {experts.note}."
+        )
