@@ -26,12 +26,18 @@ class Fake(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(
-        self, faults: set[str] = frozenset(), port: int = 0, model: str = "fake", caching: bool = True
+        self,
+        faults: set[str] = frozenset(),
+        port: int = 0,
+        model: str = "fake",
+        caching: bool = True,
+        max_model_len: int = MAX_MODEL_LEN,
     ):
         super().__init__(("127.0.0.1", port), Handler)
         self.faults = set(faults)
         self.model = model
         self.caching = caching
+        self.max_model_len = max_model_len
         self.seen: set[str] = set()
         self.hits = 0
         self.running = 0
@@ -95,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models":
             if "die_unnamed" in self.server.faults:
                 os._exit(3)
-            entry = {"id": self.server.model, "max_model_len": MAX_MODEL_LEN}
+            entry = {"id": self.server.model, "max_model_len": self.server.max_model_len}
             self.reply(200, {"data": [entry]})
         elif self.path == "/metrics":
             running = 1 if "runs_on" in self.server.faults else self.server.running
@@ -147,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         prompts = prompt if isinstance(prompt, list) and isinstance(prompt[0], str) else [prompt]
         length = max(len(item) if isinstance(item, list) else len(item.split()) for item in prompts)
         count = body["max_tokens"]
-        if length + count > MAX_MODEL_LEN and "long_taken" not in faults:
+        if length + count > self.server.max_model_len and "long_taken" not in faults:
             message = "" if "no_message" in faults else "the prompt is too long"
             self.reply(500 if "long_500" in faults else 400, {"error": {"message": message}})
             return
@@ -263,7 +269,8 @@ def main() -> None:
         sys.exit(1)
     if "child" in faults and not os.fork():
         time.sleep(600)  # a worker, which its parent forgets
-    Fake(faults, int(arguments["--port"]), arguments["--served-model-name"], caching).serve_forever()
+    length = int(arguments["--max-model-len"])
+    Fake(faults, int(arguments["--port"]), arguments["--served-model-name"], caching, length).serve_forever()
 
 
 if __name__ == "__main__":

@@ -267,6 +267,14 @@ def test_a_server_that_dies_in_the_battery(port, backend, faults):
     assert len(run.checks) == 4
 
 
+def test_a_context_that_is_too_short_for_the_load(port, backend, monkeypatch):
+    monkeypatch.setattr(serving, "choose", lambda *_: msgspec.structs.replace(choose(*_), max_model_len=64))
+    result = serving.serve_test(port, backend(), host_sampling=True)
+    [run] = result.runs
+    assert result.passed, (run.failure, failed(run))
+    assert [check.name for check in run.checks if check.status == "skip"] == [*serving.LOADS]
+
+
 def test_a_server_that_dies_before_it_names_its_model(port, backend):
     [run] = serving.serve_test(port, backend(FAKE_FAULTS="die_unnamed")).runs
     assert "the server exited with code 3 before it answered" in run.failure

@@ -237,7 +237,7 @@ def concurrent_requests(session: Session) -> str:
 
 def aborted_stream(session: Session) -> str:
     before = _alone(session)
-    length = min(ABORTED_TOKENS, (session.max_model_len or ABORTED_TOKENS) - 100)
+    length = min(ABORTED_TOKENS, (session.max_model_len or 2 * ABORTED_TOKENS) // 2)
     params: dict[str, Any] = {"max_tokens": length, "ignore_eos": True}
     with session.client.open_stream(FRANCE, **params) as response:
         lines = (line for line in response.iter_lines() if line.startswith("data:"))

@@ -21,7 +21,7 @@ from autoport.validation.battery_checks import Session
 from autoport.validation.checkpoints import FOLDER, Chosen, choose
 from autoport.validation.client import Answer, BadReply, Client
 from autoport.validation.ranks import versions
-from autoport.validation.serving_load import LOAD_CONCURRENCY, LOAD_REQUESTS, REQUESTS, Load, measure
+from autoport.validation.serving_load import LOAD_CONCURRENCY, LOAD_REQUESTS, REQUESTS, TOKENS, Load, measure
 from autoport.validation.serving_server import (
     SEGMENT,
     NotServing,
@@ -38,6 +38,7 @@ STATE_FILE = "serving.json"
 # Two steps of bfloat16 (8 significant bits) at logits between 16 and 32, as nats.
 BF16_TIE = 0.25
 FLOAT32_TIE = 1e-3
+LOADS = ("ten requests of 64 tokens", "concurrent load")
 DEATH_SECONDS = 3.0  # for a server whose worker died to end
 
 
@@ -252,12 +253,16 @@ def _battery(run: ServerRun, session: Session, is_alive: Callable[[], bool], pla
     except ServerGone as gone:
         run.checks, run.failure = gone.results, str(gone)
         return
+    if session.max_model_len is not None and session.max_model_len < 2 * TOKENS:
+        why = f"a context of {session.max_model_len} tokens is short for a prompt and {TOKENS} new ones"
+        run.checks += [Check(name, "skip", why) for name in LOADS]
+        return
     base_url, model = session.client.base_url, session.client.model
     run.loads = [
         measure(base_url, model, place, REQUESTS),
         measure(base_url, model, place, LOAD_REQUESTS, LOAD_CONCURRENCY),
     ]
-    for load, name in zip(run.loads, ("ten requests of 64 tokens", "concurrent load"), strict=True):
+    for load, name in zip(run.loads, LOADS, strict=True):
         found = load.problem or f"{load.output_tokens_per_second:.1f} tokens/s on {place}"
         run.checks.append(Check(name, "fail" if load.problem else "pass", found, load.total_seconds))
     if any(load.problem for load in run.loads) and not is_alive():
