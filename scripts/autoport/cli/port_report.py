@@ -55,8 +55,9 @@ def recommended(plan: TpPlan) -> Iterator[str]:
     text = f"Recommended: {recommendation(plan)}"
     for candidate in plan.candidates:
         if candidate.tp_size == plan.recommended:
-            weights, cache = candidate.weight_bytes_per_rank, candidate.kv_bytes_per_rank
-            text += f"; per rank {size_text(weights)} of weights and {size_text(cache)} of KV cache"
+            weights = size_text(candidate.weight_bytes_per_rank)
+            cache = size_text(candidate.kv_bytes_per_rank)
+            text += f"; at TP {candidate.tp_size} per rank {weights} of weights and {cache} of KV cache"
             yield f"{text} for {plan.batch_size} x {plan.context_length} tokens"
             yield from (f"  rests on: {text}" for text in plan.assumptions)
             yield from (f"  relaxed: {item.rule}: {item.text}" for item in candidate.relaxed)
