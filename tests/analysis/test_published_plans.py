@@ -145,6 +145,15 @@ def test_long_contexts_of_phi_3_are_planned_with_what_decides_their_factors(tmp_
     assert "max_model_len is up to 4096 takes the short factors" in pitfall.text
 
 
+def test_float32_is_told_with_its_price(tmp_path, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, "olmo-1b", PUBLISHED["olmo-1b"] | {"torch_dtype": "float32"})
+    plan = plan_of(tmp_path, "olmo-1b")
+    assert "in float32" in next(item.target for item in plan.sections if item.name == "weights")
+    (pitfall,) = [item.text for item in plan.pitfalls if item.rule == "PIT-DTYPE"]
+    assert "(config.json: torch_dtype), twice the bytes" in pitfall
+    assert "PIT-DTYPE" not in {item.rule for item in plan_of(tmp_path, "olmo-2-7b").pitfalls}
+
+
 def test_layers_without_experts_are_counted(tmp_path, monkeypatch):
     changes = {"num_hidden_layers": 3, "mlp_only_layers": [0]}
     monkeypatch.setitem(PUBLISHED, "qwen3-moe-with-dense", PUBLISHED["qwen3-30b-a3b"] | changes)

@@ -35,7 +35,7 @@ def compare(architecture: Architecture, facts: Facts, weights: WeightMap, refere
     """Compare the model with its reference, section by section."""
     described = load_table()["models"][reference]["sections"]
     source = {name: fact.source for name, fact in facts.fields.items()}
-    loaded = f"{len(weights.entries)} kinds of parameters; left out: " + (
+    loaded = f"{len(weights.entries)} kinds of parameters in {architecture.dtype}; left out: " + (
         "; ".join(f"{item.pattern} ({item.reason})" for item in weights.ignored) or "nothing"
     )
     rows: dict[str, Row] = {
@@ -47,7 +47,7 @@ def compare(architecture: Architecture, facts: Facts, weights: WeightMap, refere
         "decoder": _decoder(architecture, facts),
         "backbone": _backbone(architecture, facts, source),
         "head": _head(architecture, facts, source),
-        "weights": (loaded, "weight map", "safetensors headers"),
+        "weights": (loaded, "weight map", _joined(source.get("dtype", ""), "safetensors headers")),
     }
     return [Section(name, described[name], *row) for name, row in rows.items()]
 

@@ -138,6 +138,10 @@ def _attention(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, 
 
 
 def _weights(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]]:
+    if architecture.dtype == "float32":
+        dtype = facts.fields.get("dtype")
+        source = dtype.source if dtype else "most of the checkpoint's bytes"
+        yield "PIT-DTYPE", f"weights are held in float32 ({source}), twice the bytes of bfloat16"
     if architecture.head.tied:
         yield "PIT-TIED", "lm_head.weight must be mapped to the embedding's key, or it stays random"
     storage, moe = architecture.storage, architecture.moe
