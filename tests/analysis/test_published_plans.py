@@ -106,6 +106,8 @@ def test_a_pitfall_says_what_this_model_does(tmp_path, name, texts):
 @pytest.mark.parametrize(
     ("name", "section", "field", "text"),
     [
+        ("llama-3.1-8b", "attention", "source", "head_dim derived: LlamaConfig.__post_init__ (transformers"),
+        ("qwen3-8b", "attention", "source", "scale: modeling_qwen3.py:"),
         ("starcoder2-3b", "rope", "target", "theta 999999.442"),
         ("gpt-oss-20b", "rope", "target", "truncate false"),
         ("olmo-2-7b", "attention", "target", "RMSNorm on all heads together of q and k"),

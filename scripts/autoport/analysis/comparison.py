@@ -34,7 +34,7 @@ TOPOLOGIES = {
 def compare(architecture: Architecture, facts: Facts, weights: WeightMap, reference: str) -> list[Section]:
     """Compare the model with its reference, section by section."""
     described = load_table()["models"][reference]["sections"]
-    source = {name: fact.source for name, fact in facts.fields.items()}
+    source = {name: _named(name, fact.source) for name, fact in facts.fields.items()}
     loaded = f"{len(weights.entries)} kinds of parameters in {architecture.dtype}; left out: " + (
         "; ".join(f"{item.pattern} ({item.reason})" for item in weights.ignored) or "nothing"
     )
@@ -64,6 +64,11 @@ def _places(facts: Facts, *topics: str, of: str = "") -> str:
         if finding.topic in topics and re.search(rf"{of}$", re.split(r"[.:]", finding.subject)[0])
     )
     return "; ".join(list(places)[:3])
+
+
+def _named(field: str, source: str) -> str:
+    """A source that names its field: config.json by the key, anything else by what stands before it."""
+    return source if source.startswith("config.json: ") else f"{field} {source}"
 
 
 def _joined(*texts: str) -> str:
@@ -124,6 +129,10 @@ def _rope_text(rope: Rope) -> str:
     return text + (", direction reversed" if rope.sign == -1 else "")
 
 
+def _labelled(label: str, places: str) -> str:
+    return f"{label}: {places}" if places else ""
+
+
 def _attention(architecture: Architecture, facts: Facts, source: dict[str, str]) -> Row:
     attention = architecture.attention
     parts = [
@@ -162,8 +171,10 @@ def _attention(architecture: Architecture, facts: Facts, source: dict[str, str])
     origin = _joined(
         source["num_kv_heads"], source["head_dim"], source.get("layer_windows", "") if windows else "",
         "biases: keys of every layer",
-        _places(facts, "attention_scale", *(["qk_norm"] if attention.qk_norm else []), "sinks"),
-        _places(facts, "softcap", of="(?<!ForCausalLM)") if attention.softcap else "",
+        _labelled("scale", _places(facts, "attention_scale")),
+        _labelled("norms", _places(facts, "qk_norm")) if attention.qk_norm else "",
+        _labelled("sinks", _places(facts, "sinks")),
+        _labelled("softcap", _places(facts, "softcap", of="(?<!ForCausalLM)")) if attention.softcap else "",
     )  # fmt: skip
     return "; ".join(parts), "; ".join(changes), origin
 
