@@ -4,12 +4,12 @@ A safetensors file is 8 bytes (length of the header, little-endian), the header 
 shape, data_offsets), then the data. https://huggingface.co/docs/safetensors has the format.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from autoport.errors import Problem, Refusal, refuse
+from autoport.research.json_text import parse_json
 from autoport.research.keys import fold_all, label
 from autoport.research.source import Source
 from autoport.schema.facts import Checkpoint, TensorHeader
@@ -78,7 +78,7 @@ def _read_index(source: Source) -> dict[str, str] | None:
         return None
     where = source.where(INDEX_NAME)
     try:
-        index = json.loads(source.read(INDEX_NAME, 0, LARGEST_INDEX_BYTES).decode())
+        index = parse_json(source.read(INDEX_NAME, 0, LARGEST_INDEX_BYTES).decode())
         weight_map = index["weight_map"]
         if (
             not weight_map
@@ -86,7 +86,7 @@ def _read_index(source: Source) -> dict[str, str] | None:
             or any(not isinstance(file, str) for file in weight_map.values())
         ):
             raise ValueError("weight_map is not an object of file names")
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = str(error) or type(error).__name__
         raise refuse("CKPT-INDEX", f"damaged index: {reason}", where, "download the file again") from error
     return dict(weight_map)
@@ -186,11 +186,10 @@ def read_header(source: Source, file: str) -> dict[str, TensorHeader]:
         if 8 + length > len(head):
             head += source.read(file, len(head), 8 + length - len(head))
         _check_density(head, 8 + length)
-        entries = json.loads(head[8 : 8 + length].decode(), object_pairs_hook=_unique)
+        entries = parse_json(head[8 : 8 + length].decode())
         return _check_entries(entries, file, 8 + length, size)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else error
-        raise refuse("CKPT-HEADER", f"{reason}", source.where(file), "download the file again") from error
+    except ValueError as error:
+        raise refuse("CKPT-HEADER", str(error), source.where(file), "download the file again") from error
 
 
 def _check_density(head: bytes, end: int) -> None:
@@ -203,13 +202,6 @@ def _check_density(head: bytes, end: int) -> None:
         count = head.count(mark, 8, end)
         if count * shortest > end + 4096:
             raise ValueError(f"{count} times {mark.decode()!r} in {end - 8} bytes is no header of tensors")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("a key appears twice in the header")
-    return entries
 
 
 def _check_entries(entries: Any, file: str, data_start: int, size: int) -> dict[str, TensorHeader]:

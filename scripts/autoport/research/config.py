@@ -3,9 +3,8 @@
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -23,6 +22,7 @@ from autoport.research.fields import (
     is_text,
 )
 from autoport.research.heterogeneous import heterogeneous_problems
+from autoport.research.json_text import UnusableJson, parse_json
 from autoport.research.latent import resolve_latent
 from autoport.research.layers import resolve_layers
 from autoport.research.nested import TEXT_PATHS, find_text_config, find_vision_config
@@ -31,7 +31,6 @@ from autoport.research.source import Source
 from autoport.schema.facts import Fact, Facts
 
 LARGEST_CONFIG_BYTES = 16 * 1024 * 1024
-LONGEST_NUMBER = 300  # digits of an integer; a float holds it then
 
 REQUIRED = {
     "vocab_size": is_integer,
@@ -90,15 +89,12 @@ def load_config(source: Source) -> dict[str, Any]:
         )
     try:
         text = source.read(name, 0, LARGEST_CONFIG_BYTES).decode()
-        config = json.loads(
-            text, parse_constant=_no_constant, parse_int=_number, object_pairs_hook=_without_repeats
-        )
-        msgspec.json.encode(config)
+        config = parse_json(text)
+        msgspec.json.encode(config)  # refuses half of a surrogate pair
     except UnusableJson as error:
         raise refuse("CFG-JSON", str(error), where, "correct it in config.json") from error
-    except (ValueError, RecursionError, OverflowError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else error
-        raise refuse("CFG-JSON", f"not valid JSON: {reason}", where, "download the file again") from error
+    except ValueError as error:
+        raise refuse("CFG-JSON", f"not valid JSON: {error}", where, "download the file again") from error
     if not isinstance(config, dict):
         raise refuse(
             "CFG-JSON", f"is {describe(config)}, not an object", where, "pass the model's config.json"
@@ -109,30 +105,6 @@ def load_config(source: Source) -> dict[str, Any]:
 def config_digest(config: Mapping[str, Any]) -> str:
     """SHA-256 of a config's content, whatever its spaces and the order of its keys."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-
-
-class UnusableJson(ValueError):
-    """JSON that is valid, and that no config can mean."""
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise UnusableJson(f"key {repeated!r:.80} appears twice in one object")
-    return found
-
-
-def _number(digits: str) -> int | float:
-    """An integer, or a float for one beyond 64 bits (some configs write "no limit" as 10**30)."""
-    if len(digits) > LONGEST_NUMBER:
-        raise UnusableJson(f"a number of {len(digits.lstrip('-'))} digits: {digits[:20]}...")
-    value = int(digits)
-    return value if abs(value) < 2**63 else float(value)
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
 
 
 def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts:
