@@ -63,7 +63,9 @@ def test_no_valid_tp_is_red_with_the_reason(port):
     assert "R2: 9 heads / 1 = 9 per rank is odd" in outcome.summary
     relaxed = run(port, Options(relax=["even-heads"]))
     assert relaxed.status == "done"
-    assert any(pitfall.rule == "PIT-ODD-HEADS" for pitfall in relaxed.data["pitfalls"])
+    rules = {pitfall.rule: pitfall.text for pitfall in relaxed.data["pitfalls"]}
+    assert "PIT-ODD-HEADS" in rules
+    assert "at TP 3 no prefill in segments" in rules["PIT-SEGMENT"]
 
 
 def test_a_key_that_nothing_takes_stops_before_anything_is_written(port):
@@ -83,7 +85,7 @@ def test_sections_and_pitfalls_follow_the_model(tmp_path):
     assert "qkv_proj_bias" in next(section.change for section in qwen.sections if section.name == "attention")
     assert {"PIT-ROPE-LONG", "PIT-TIED", "PIT-KV-REPLICAS"} <= {pitfall.rule for pitfall in llama.pitfalls}
     assert {"PIT-BIAS-2D", "PIT-HEAD-DIM"} <= {pitfall.rule for pitfall in qwen.pitfalls}
-    assert "PIT-TIED" not in {pitfall.rule for pitfall in qwen.pitfalls}
+    assert not {"PIT-TIED", "PIT-SEGMENT"} & {pitfall.rule for pitfall in qwen.pitfalls}
 
 
 def rules_of(plan):

@@ -11,6 +11,7 @@ from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
 from autoport.analysis.padding import padded_shard, padded_sizes
 from autoport.schema.parallel import Violation
 
+SEGMENT_SIZES = (512, 1024, 2048, 4096, 8192)  # tokens of a prompt that segmented attention takes in a step
 LARGEST_QKV_COLUMNS = 4096
 LARGEST_MLP_COLUMNS = 4096  # 8 tiles of 512 columns
 
@@ -23,6 +24,11 @@ def device_violations(size: Dimensions, tp: int) -> Iterator[Violation]:
             f"an expert's intermediate size {inner} / {tp} = {inner // tp} is not a multiple of 16 (moe_cte)"
         )
         yield Violation("DEV-INNER", text)
+
+
+def has_segments(tp: int) -> bool:
+    """Whether `tp` ranks, which split the tokens of a prefill, can split a segment."""
+    return any(size % tp == 0 for size in SEGMENT_SIZES)
 
 
 def slow_paths(size: Dimensions, tp: int) -> Iterator[Violation]:

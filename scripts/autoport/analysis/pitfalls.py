@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from autoport.analysis.device_rules import has_segments
 from autoport.analysis.families import find_family
 from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.windows import binds
@@ -183,6 +184,12 @@ def _parallel(architecture: Architecture, tp: TpPlan) -> Iterator[tuple[str, str
         )
     if any(candidate.relaxed for candidate in valid) and not architecture.attention.composed:
         yield "PIT-ODD-HEADS", "an odd number of heads per rank: decode does not run in the fused kernel"
+    if tp.recommended is not None and not has_segments(tp.recommended):
+        yield (
+            "PIT-SEGMENT",
+            f"at TP {tp.recommended} no prefill in segments, nor prefix caching: no segment is a multiple of "
+            f"{tp.recommended}; max_num_batched_tokens has to be one, and max_model_len at most that",
+        )
     for candidate in valid:
         if candidate.tp_size == tp.recommended:
             for slow in candidate.slow_paths:

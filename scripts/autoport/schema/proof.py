@@ -112,7 +112,8 @@ class RealSize(msgspec.Struct, frozen=True):
         tp_size: The recommended TP size.
         num_layers: One layer of each kind, which all others are like.
         context_length: Tokens of the prompt that was prefilled, and of the sequences that were decoded.
-        segment: Tokens of a step of segmented prefill; 0 for a prompt that is too short for two steps.
+        segment: Tokens of a step of segmented prefill; 0 for a prompt that is too short for two steps, and where
+            no segment is a multiple of the TP size.
         batch_size: Sequences that were decoded.
         hardware: Device rules that were met, each once.
         failure: Why the device would not run it; empty if it would.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from autoport.analysis.device_rules import SEGMENT_SIZES
 from autoport.files import write_atomic
 from autoport.schema.facts import Facts
 from autoport.schema.plan import Plan
@@ -17,8 +18,8 @@ from autoport.validation.simulated import Subject, lay_over, phase_of, read_port
 
 TIME_LIMIT = 120.0  # seconds
 FOLDER = "real-size"  # in the proof's folder
-TOKENS = 128  # prompts and segments are multiples of it
-SEGMENTS = (512, 1024, 2048)  # tokens; sizes of the segmented attention kernel
+TOKENS = 128  # prompts are multiples of it
+LONGEST_SEGMENT = 2048  # tokens
 
 
 def check(subject: Subject, facts: Facts, plan: Plan, folder: Path) -> RealSize | None:
@@ -38,7 +39,7 @@ def check(subject: Subject, facts: Facts, plan: Plan, folder: Path) -> RealSize 
     tp_size, batch_size = plan.tp.recommended, plan.tp.batch_size
     unit = math.lcm(TOKENS, tp_size)  # the ranks split a prompt
     context = _at_most(_longest(plan, facts), unit)
-    segment = _segment(context, unit)
+    segment = _segment(context, tp_size)
     arguments = (subject, str(folder), tp_size, context, segment, batch_size)
     records: list[HardwareRecord] = []
     num_layers, failure = 0, ""
@@ -69,14 +70,12 @@ def _longest(plan: Plan, facts: Facts) -> int:
     return min(plan.tp.context_length, positions.value if positions else plan.tp.context_length)
 
 
-def _segment(context: int, unit: int) -> int:
+def _segment(context: int, tp_size: int) -> int:
     """Tokens of a step of segmented prefill: half of the prompt at most, where the kernel has such a size.
 
-    0 for a prompt that no size divides. Where the ranks cannot split any of the sizes, a multiple of `unit`.
+    0 for a prompt that no size divides, and where the ranks cannot split any of the sizes.
     """
-    sizes = [size for size in SEGMENTS if size % unit == 0]
-    if not sizes:
-        return _at_most(min(max(SEGMENTS), context // 2), unit)
+    sizes = [size for size in SEGMENT_SIZES if size <= LONGEST_SEGMENT and size % tp_size == 0]
     longer = [size for size in sizes if size < context]
     return max((size for size in longer if 2 * size <= context), default=min(longer, default=0))
 
