@@ -5,9 +5,11 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from autoport.workspace import Workspace
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     if before[0] is not None:
         os.environ["TMPDIR"] = before[0]
     tempfile.tempdir = before[1]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A checkout with no port in it."""
+    return Workspace.create(tmp_path / "workspace")
 
 
 @pytest.fixture(scope="session")

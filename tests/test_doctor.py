@@ -15,11 +15,6 @@ from autoport.workspace import Workspace
 from typer.testing import CliRunner
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace.create(tmp_path / "workspace")
-
-
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test asks a real hub."""

@@ -3,10 +3,7 @@
 import pytest
 from autoport.errors import Refusal
 from autoport.naming import check_model_name, class_prefix
-
-
-def rules(refusal):
-    return [problem.rule for problem in refusal.value.problems]
+from refusals import rules
 
 
 @pytest.mark.parametrize("name", ["yi", "gpt_neox", "llama_3_2", "qwen2"])

@@ -22,11 +22,6 @@ def source(tmp_path):
     return str(write_checkpoint(tmp_path / "checkpoint", small_config(hidden_size=256)))
 
 
-@pytest.fixture
-def workspace(tmp_path):
-    return Workspace.create(tmp_path / "workspace")
-
-
 def without_proof(monkeypatch):
     monkeypatch.delitem(STEPS, "prove")
 

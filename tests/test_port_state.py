@@ -4,15 +4,7 @@ import pytest
 from autoport.errors import Refusal
 from autoport.port_state import Port
 from autoport.workspace import Workspace
-
-
-@pytest.fixture
-def workspace(tmp_path):
-    return Workspace.create(tmp_path / "workspace")
-
-
-def rules(refusal):
-    return [problem.rule for problem in refusal.value.problems]
+from refusals import rules
 
 
 def test_edited_and_foreign_files_are_kept(workspace):

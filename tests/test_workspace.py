@@ -1,6 +1,7 @@
 """The checkout that a port is written into, its lock, and files that are whole at every moment."""
 
 import os
+import re
 import sys
 import threading
 import time
@@ -10,16 +11,9 @@ from autoport.cli import main
 from autoport.errors import Refusal
 from autoport.files import write_atomic
 from autoport.port_state import Port
+from autoport.resources import simulator_dir
 from autoport.workspace import Workspace
-
-
-@pytest.fixture
-def workspace(tmp_path):
-    return Workspace.create(tmp_path / "workspace")
-
-
-def rules(refusal):
-    return [problem.rule for problem in refusal.value.problems]
+from refusals import rules
 
 
 def test_workspace_without_the_plugin(tmp_path):
@@ -38,6 +32,18 @@ def test_create_needs_an_empty_folder(workspace):
     with pytest.raises(Refusal) as refusal:
         Workspace.create(workspace.root)
     assert rules(refusal) == ["WS-EXISTS"]
+
+
+def test_a_made_workspace_has_what_its_files_import(workspace):
+    simulated = {path.parent.name for path in simulator_dir().glob("*/__init__.py")}
+    files = workspace.root.rglob("*.py")
+    imported = {
+        name
+        for path in files
+        for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert {"libtorch_neuronx_lite", "nkilib"} <= imported & simulated
+    assert imported & simulated <= {path.name for path in workspace.root.iterdir()}
 
 
 def test_the_lock_leaves_nothing_behind(workspace):

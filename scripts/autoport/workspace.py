@@ -72,6 +72,8 @@ class Workspace:
     def create(cls, path: str | os.PathLike[str]) -> "Workspace":
         """Make a workspace from the bundled simulator, with an empty registry.
 
+        The packages that a real plugin finds installed come with it, so that generated tests run from its root.
+
         Raises:
             Refusal: WS-EXISTS when the folder is not empty.
         """
@@ -81,7 +83,8 @@ class Workspace:
         ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "py.typed", ".mypy_cache")
         try:
             root.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(simulator_dir() / PACKAGES[0], root / PACKAGES[0], ignore=ignore)
+            for init in simulator_dir().glob("*/__init__.py"):
+                shutil.copytree(init.parent, root / init.parent.name, ignore=ignore)
         except OSError as error:
             raise refuse(
                 "WS-WRITE", f"cannot create: {error.strerror or error}", root, "pass another folder"

@@ -5,14 +5,9 @@ from autoport.cli import app
 from autoport.port import STEPS
 from autoport.port_state import Port
 from autoport.units import size_text
-from autoport.workspace import STATE_FOLDER, Workspace
+from autoport.workspace import STATE_FOLDER
 from checkpoints import small_config, write_checkpoint
 from typer.testing import CliRunner
-
-
-@pytest.fixture
-def workspace(tmp_path):
-    return Workspace.create(tmp_path / "ws")
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from autoport.resources import simulator_dir
 from autoport.review import step as review
 from autoport.workspace import Workspace
 from plans import YI, plan
+from refusals import rules
 
 ARCHITECTURE = "YiForCausalLM"
 
@@ -47,10 +48,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def port(written: Path, tmp_path: Path) -> Port:
     root = shutil.copytree(written, tmp_path / "package")
     return Port(PackageWorkspace.open(root, "yi", None), "yi")
-
-
-def rules(refusal: pytest.ExceptionInfo[Refusal]) -> list[str]:
-    return [problem.rule for problem in refusal.value.problems]
 
 
 # --- What is written ----------------------------------------------------------------------------------------

@@ -58,11 +58,6 @@ def edited(source: str, variant: Variant) -> str:
     return add_variant(source, "LlamaForCausalLM", variant, "factory.py").text
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace.create(tmp_path / "workspace")
-
-
 # --- The factory --------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from autoport.install.folder import inspect_skill
 from autoport.install.installer import install, uninstall
 from autoport.install.stamp import STAMP
 from autoport.resources import bundle_root
+from refusals import rules
 
 
 @pytest.fixture
@@ -34,10 +35,6 @@ def files_in(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-
-
-def rules(refusal: pytest.ExceptionInfo[Refusal]) -> list[str]:
-    return [problem.rule for problem in refusal.value.problems]
 
 
 def pretend_older(skill: Path, stale: str) -> None:

@@ -1,5 +1,6 @@
 """Local folders and hub ids; the hub is a small server on this machine that serves ranges."""
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -92,14 +93,30 @@ class Hub(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
 
+class HubServer(http.server.ThreadingHTTPServer):
+    """Keeps its connections, which the client leaves open, so that their threads can be ended and waited for."""
+
+    daemon_threads = False
+
+    def __init__(self, *arguments):
+        self.connections = []
+        super().__init__(*arguments)
+
+    def get_request(self):
+        connection, address = super().get_request()
+        self.connections.append(connection)
+        return connection, address
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A running hub that serves `tmp_path/hub` as owner/model."""
     folder = tmp_path / "hub"
     folder.mkdir()
     handler = type("Handler", (Hub,), {"folder": folder, "sent": 0, "failures": [], "requests": 0})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    server = HubServer(("127.0.0.1", 0), handler)
+    serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+    serving.start()
     handler.endpoint = f"http://127.0.0.1:{server.server_port}"
     use_endpoint(monkeypatch, handler.endpoint)
     monkeypatch.setattr("autoport.research.source.FIRST_WAIT_SECONDS", 0.001)
@@ -108,7 +125,12 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield handler
     server.shutdown()
+    serving.join()
+    for connection in server.connections:
+        with contextlib.suppress(OSError):  # closed already
+            connection.shutdown(socket.SHUT_RDWR)
     server.server_close()
+    assert [thread.name for thread in threading.enumerate() if "process_request" in thread.name] == []
 
 
 def use_endpoint(monkeypatch, endpoint):

@@ -23,11 +23,6 @@ import plans
 NOVA = Path(__file__).parent / "ports" / "nova"
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace.create(tmp_path / "workspace")
-
-
 def review(port: Port) -> Review:
     return run(port, Options()).data
 

@@ -72,4 +72,5 @@ def command(
         print(f"  {file}")
     for line in added.notes:
         note(f"by hand: {line}")
-    print(f"Next: python -m pytest {port.workspace.variant_tests(model)}/test_{model}_{variant}.py")
+    test = f"{port.workspace.variant_tests(model)}/test_{model}_{variant}.py"
+    print(f"Next, in {port.workspace.root}: python -m pytest {test}")
