@@ -11,6 +11,7 @@ import pytest
 from autoport.api_generation import read_api
 from autoport.cli import app
 from autoport.doctor import Item, checkpoint_bytes, examine, installed_version, neuron_cores
+from autoport.package_workspace import PackageWorkspace
 from autoport.workspace import Workspace
 from typer.testing import CliRunner
 
@@ -84,6 +85,13 @@ def test_command_exits_with_2_and_says_why(tmp_path: Path):
     assert result.exit_code == 2
     assert json.loads(result.stdout)["status"] == "refused"
     assert "stop: workspace: no vllm_neuron/" in result.stderr
+
+
+def test_a_package_out_of_tree_is_examined_with_its_plugin(workspace: Workspace, tmp_path: Path):
+    package = PackageWorkspace.open(tmp_path / "package", "yi", workspace.root)
+    found = by_name(examine(package.root, dry_run=True))
+    assert found["workspace"].found.endswith(f", for vllm_neuron in {workspace.root}")
+    assert found["API"] == by_name(examine(workspace.root, dry_run=True))["API"]
 
 
 def test_command_on_a_sound_machine(workspace: Workspace):

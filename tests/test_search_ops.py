@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from autoport.cli import app
 from autoport.errors import Refusal
+from autoport.package_workspace import PackageWorkspace
 from autoport.search_ops import Offer, meanings, search
 from autoport.workspace import Workspace
 from typer.testing import CliRunner
@@ -70,6 +71,13 @@ def test_an_offer_says_how_and_where(workspace: Workspace, kernels: list[Path]):
     (norm, _) = search(workspace, ["norm"], [])
     assert (norm.signature, norm.summary) == ("(size: int, eps: float=1e-05)", "Root mean square norm.")
     assert norm.use == "from vllm_neuron.nn.norm import RMSNorm"
+
+
+def test_a_package_out_of_tree_offers_what_its_plugin_has(workspace: Workspace, tmp_path: Path):
+    package = PackageWorkspace.open(tmp_path.parent / f"{tmp_path.name}-package", "yi", workspace.root)
+    (offer, _) = search(package, ["norm"], [])
+    assert offer.use == "from vllm_neuron.nn.norm import RMSNorm"
+    assert offer.where == f"{workspace.root}/vllm_neuron/nn/norm.py:1"
 
 
 def test_what_functional_does_not_export_is_imported_by_module(workspace: Workspace):

@@ -134,8 +134,11 @@ def _workspace(path: Path) -> Iterator[Item]:
         problem = refusal.problems[0]
         yield Item("workspace", "stop", f"{problem.found} in {problem.where}", problem.next_step)
         return
-    yield Item("workspace", "ok", f"{workspace.package} in {workspace.root}")
-    api = read_api(workspace.root, workspace.package)
+    plugin = f"{workspace.package} in {workspace.plugin_root}"
+    is_checkout = workspace.plugin_root == workspace.root
+    found = plugin if is_checkout else f"a package out of tree in {workspace.root}, for {plugin}"
+    yield Item("workspace", "ok", found)
+    api = read_api(workspace.plugin_root, workspace.package)
     step = "generated models need these names; update the checkout" if api.missing else ""
     yield Item("API", "warn" if api.missing else "ok", str(api), step)
 

@@ -71,10 +71,11 @@ class Step(msgspec.Struct, frozen=True):
     """A step of the workflow.
 
     Attributes:
-        number: Number in the guide's eleven steps.
+        number: Number in the guide's eleven steps; ``-`` for what is none of them.
         module: Module whose ``run(port, options)`` does it.
-        reads: State files it reads; ``model/`` stands for the Python files of the port's folder, ``written`` for
-            the names of the files that steps wrote, ``registry`` for registry.py, ``checklists`` for the rules.
+        reads: State files it reads; ``source`` stands for a local checkpoint, ``model/`` for the Python files of
+            the port's folder, ``written`` for the names of the files that steps wrote, ``registry`` for
+            registry.py, ``checklists`` for the rules.
         options: Names of the `Options` that change its result.
     """
 
@@ -126,6 +127,12 @@ STEPS: dict[str, Step] = {
 
 
 class StepResult(msgspec.Struct):
+    """What became of a step in a run, for a person and for `--json`.
+
+    Attributes:
+        status: As `Outcome.status`, or ``kept`` for a step that was up to date.
+    """
+
     step: str
     number: str
     title: str
@@ -244,7 +251,9 @@ def require_device(options: Options) -> None:
     Raises:
         Refusal: HW-NEURON.
     """
-    if not options.dry_run and not any(Path("/dev").glob("neuron*")):
+    from autoport.doctor import devices
+
+    if not options.dry_run and not devices():
         raise refuse(
             "HW-NEURON",
             "no Neuron device on this machine",

@@ -110,7 +110,7 @@ def _rank(offer: Offer, groups: list[set[str]]) -> tuple[int, str] | None:
 
 def _places(workspace: Workspace, kernels: list[Path]) -> Iterator[list[Offer]]:
     """What each place offers, in order of priority."""
-    root, package = workspace.root, workspace.root / workspace.package
+    root, package = workspace.root, workspace.plugin_root / workspace.package
     exported = set(exported_names(package / "functional" / "__init__.py"))
     for place in ("functional", "nn", "utils", "model"):
         offers: list[Offer] = []
@@ -118,7 +118,7 @@ def _places(workspace: Workspace, kernels: list[Path]) -> Iterator[list[Offer]]:
             private = path.name.startswith("_") and path.name != "__init__.py"
             if private or path.name == "registry.py" or path.name.startswith("test_"):
                 continue
-            module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+            module = _module(path, workspace.plugin_root)
             for offer in read_offers(path, root, place):
                 in_functional = place == "functional" and offer.name in exported
                 offer.use = f"NF.{offer.name}" if in_functional else f"from {module} import {offer.name}"
@@ -127,11 +127,16 @@ def _places(workspace: Workspace, kernels: list[Path]) -> Iterator[list[Offer]]:
     offers = []
     for folder in kernels:
         for path in sorted(folder.rglob("*.py")):
-            module = ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
+            module = _module(path, folder.parent)
             for offer in read_offers(path, root, "kernels"):
                 offer.use = f"from {module} import {offer.name}"
                 offers.append(offer)
     yield offers
+
+
+def _module(path: Path, top: Path) -> str:
+    """Dotted name of a file's module; `top` is the folder that holds its outermost package."""
+    return ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
 
 
 def installed_kernels() -> list[Path]:

@@ -6,7 +6,7 @@ import msgspec
 
 from autoport.analysis.architecture import layer_norm_of
 from autoport.analysis.attention import LARGEST_FUSED_HEAD_DIM, describe_attention
-from autoport.analysis.dimensions import Dimensions
+from autoport.analysis.dimensions import SHARED, Dimensions
 from autoport.analysis.expert_parallel import plan_expert_parallel
 from autoport.analysis.families import find_family
 from autoport.analysis.instances import Instance, find_instance
@@ -92,7 +92,7 @@ def weight_parts(facts: Facts, size: Dimensions) -> dict[str, WeightBytes]:
         inner, count = value["moe_intermediate_size"], value["num_experts"]
         parts["experts"] = WeightBytes(split=element * sparse * 3 * hidden * inner * count)
         parts["routers"] = WeightBytes(copied=4 * sparse * hidden * count)
-        shared = size.expert_sizes.get("the shared experts' intermediate size", 0)
+        shared = size.expert_sizes.get(SHARED, 0)
         if shared:
             parts["shared experts"] = WeightBytes(split=element * sparse * 3 * hidden * shared)
     return parts

@@ -6,7 +6,7 @@ on the whole world: the device cannot handle two sizes of collective group in on
 """
 
 from autoport.analysis.device_rules import device_violations
-from autoport.analysis.dimensions import Dimensions
+from autoport.analysis.dimensions import EXPERT, Dimensions
 from autoport.analysis.instances import Instance
 from autoport.analysis.tensor_parallel import check_rules, memory_violations
 from autoport.schema.parallel import EpCandidate, EpPlan, TpPlan, Violation, WeightBytes
@@ -37,7 +37,7 @@ def plan_expert_parallel(
     tp = 1
     while tp <= world:
         degree = world // tp
-        broken = [item for item in check_rules(size, tp) if not item.text.startswith("an expert")]
+        broken = check_rules(size, tp, padded=(EXPERT,))  # EP2 is about that size
         broken += _expert_rules(size, num_experts, tp, degree)
         bytes_per_rank = dense.per_rank(tp, size.num_kv_heads) + -(-expert_bytes // world)
         broken += device_violations(size, tp) if size.num_heads % tp == 0 else []
@@ -60,7 +60,7 @@ def _expert_rules(size: Dimensions, num_experts: int, tp: int, degree: int) -> l
         divisors = ", ".join(str(n) for n in range(1, num_experts + 1) if num_experts % n == 0)
         text = f"{num_experts} experts do not divide among {degree} groups (ep_degree can be {divisors})"
         broken.append(Violation("EP1", text))
-    inner = size.expert_sizes.get("an expert's intermediate size", 0)
+    inner = size.expert_sizes.get(EXPERT, 0)
     if inner % tp:
-        broken.append(Violation("EP2", f"an expert's intermediate size {inner} is not a multiple of {tp}"))
+        broken.append(Violation("EP2", f"{EXPERT} {inner} is not a multiple of {tp}"))
     return broken

@@ -81,7 +81,7 @@ def check_rules(size: Dimensions, tp: int, padded: Collection[str] = ()) -> list
     """Return the rules R1 to R4 that `tp` breaks, with the numbers.
 
     Args:
-        padded: Names of the sizes that are filled up to a multiple.
+        padded: Names of the sizes that R4 is not about, as those that are filled up to a multiple.
     """
     broken = head_violations(size, tp)
     for name, inner in {"intermediate_size": size.intermediate_size, **size.expert_sizes}.items():

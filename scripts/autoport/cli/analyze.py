@@ -27,7 +27,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Step 2: plan the port (reference model, TP sizes, weight map); writes plan.json."""
-    from autoport.cli.analysis import print_analysis
+    from autoport.cli.analysis_report import print_analysis
     from autoport.cli.steps import run_single
     from autoport.port import Options
 

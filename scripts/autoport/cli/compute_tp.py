@@ -39,7 +39,7 @@ def command(
     from autoport.analysis.memory import MEMORY_COLUMNS, memory_rows
     from autoport.analysis.tensor_parallel import CANDIDATE_COLUMNS, candidate_rows, recommendation
     from autoport.cli.output import note, print_json, print_table
-    from autoport.cli.parallel import hardware_text, print_experts
+    from autoport.cli.parallel_report import hardware_text, print_experts
     from autoport.errors import ExitCode
 
     hardware = find_instance(instance, lnc)

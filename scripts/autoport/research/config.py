@@ -214,7 +214,7 @@ def _fields(resolver: Resolver) -> dict[str, Fact]:
     found = {name: resolver.required(name, check) for name, check in REQUIRED.items() if name not in hybrid}
     found |= {name: resolver.optional(name, check) for name, check in OPTIONAL.items()}
     facts = {name: fact for name, fact in found.items() if fact is not None}
-    facts |= resolve_latent(resolver, facts)
+    facts |= resolve_latent(resolver)
     if "num_kv_heads" not in hybrid:
         facts |= _heads(resolver, facts)
     facts |= resolve_rope(resolver)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoport.research.aliases import READ_WITH
-from autoport.research.fields import Resolver, describe, is_flag, is_integer, is_number, is_text
+from autoport.research.fields import Resolver, describe, is_count, is_flag, is_integer, is_number, is_text
 from autoport.schema.facts import Fact
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
@@ -20,11 +20,6 @@ FIELDS: dict[str, Any] = {
     "n_group": is_integer,
     "topk_group": is_integer,
 }
-
-
-def is_count(value: Any) -> str | None:
-    """What is wrong with `value` as a number that may be 0."""
-    return None if value == 0 and type(value) is int else is_integer(value)
 
 
 def resolve_experts(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:

@@ -32,6 +32,11 @@ def is_integer(value: Any) -> str | None:
     return None if 1 <= value <= LARGEST_SIZE else f"is {value}, not between 1 and {LARGEST_SIZE}"
 
 
+def is_count(value: Any) -> str | None:
+    """What is wrong with `value` as a number that may be 0."""
+    return None if value == 0 and type(value) is int else is_integer(value)
+
+
 def is_layer_count(value: Any) -> str | None:
     """What is wrong with `value` as a number of layers."""
     return is_integer(value) or (

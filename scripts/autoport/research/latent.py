@@ -1,7 +1,5 @@
 """The fields of multi-head latent attention, and of its sparse indexer."""
 
-from collections.abc import Mapping
-
 from autoport.research.fields import Resolver, is_integer
 from autoport.schema.facts import Fact
 
@@ -9,7 +7,7 @@ REQUIRED = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 INDEXER = ("index_n_heads", "index_head_dim", "index_topk")
 
 
-def resolve_latent(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
+def resolve_latent(resolver: Resolver) -> dict[str, Fact]:
     """Facts of latent attention: ranks, head sizes, and `qk_head_dim`; empty for other attention."""
     rank = resolver.optional("kv_lora_rank", is_integer, strict=True)
     if rank is None:

@@ -1,10 +1,9 @@
 """What differs from layer to layer: windows, and which layers have no rotary embedding."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from autoport.research.aliases import READ_WITH
-from autoport.research.fields import Resolver, describe, is_flag, is_integer, is_text_list
+from autoport.research.fields import Resolver, describe, is_count, is_flag, is_integer, is_text_list
 from autoport.schema.facts import Fact
 
 WINDOWED = ("sliding_attention", "local", "local_attention")
@@ -30,7 +29,7 @@ def resolve_layers(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, F
     window = _window(resolver, in_use)
     if in_use is not None and not in_use.value and in_use.source.startswith("config.json: "):
         del resolver.warnings[before:]  # the class does as config.json says
-    first = resolver.optional("max_window_layers", _is_count, strict=True)
+    first = resolver.optional("max_window_layers", is_count, strict=True)
     kinds = resolver.optional("layer_types", is_text_list)
     found: dict[str, Fact] = {}
     if window is not None and window.value is None and in_use is not None and not in_use.value:
@@ -63,19 +62,15 @@ def resolve_layers(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, F
     chunk = resolver.optional("attention_chunk_size", is_integer, strict=True)
     if chunk and kinds and CHUNKED in kinds.value:
         found["attention_chunk_size"] = chunk
-    rope = _rotated(resolver, layers.value, windows, window)
+    rope = _rotated(resolver, layers.value, windows)
     if rope:
         found["layer_rope"] = rope
     return found
 
 
-def _is_count(value: Any) -> str | None:
-    return None if value == 0 and type(value) is int else is_integer(value)
-
-
 def _window(resolver: Resolver, in_use: Fact | None) -> Fact | None:
     before = len(resolver.warnings)
-    window = resolver.optional("sliding_window", _is_count, strict=True)
+    window = resolver.optional("sliding_window", is_count, strict=True)
     if window is not None and window.value == 0 and not window.source.startswith("config.json: "):
         return Fact(None, window.source)  # a class that computes 0 means no window
     if window is not None and window.value == 0 and in_use is not None and not in_use.value:
@@ -117,7 +112,7 @@ def _check_kinds(resolver: Resolver, kinds: Fact, count: int, window: int | None
         problem("layer_types has sliding_attention but no sliding_window is in force")
 
 
-def _rotated(resolver: Resolver, count: int, windows: list[int | None], window: Fact | None) -> Fact | None:
+def _rotated(resolver: Resolver, count: int, windows: list[int | None]) -> Fact | None:
     """Whether each layer rotates; None when all do."""
     flags = resolver.attribute("no_rope_layers")
     value = flags.value if flags else resolver.config.get("no_rope_layers")

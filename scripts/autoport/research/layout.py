@@ -64,7 +64,7 @@ def describe_layout(checkpoint: Checkpoint, config: Mapping[str, Any] | None = N
     verdicts = [
         *_prefix(rows),
         *_qkv(rows, config),
-        *_gate_up(rows, config),
+        *_gate_up(rows),
         *_experts(rows, config),
         *_orientation(rows),
         *_head(checkpoint),
@@ -114,7 +114,7 @@ def _qkv(rows: Iterable[KeyRow], config: Mapping[str, Any]) -> Iterator[Verdict]
     yield Verdict("q, k, v", f"one tensor, {text}", _shown(fused))
 
 
-def _gate_up(rows: Iterable[KeyRow], config: Mapping[str, Any]) -> Iterator[Verdict]:
+def _gate_up(rows: Iterable[KeyRow]) -> Iterator[Verdict]:
     for row in rows:
         if FUSED_GATE_UP.search(row.key) and "experts" not in row.key and len(row.shape) == 2:
             yield Verdict("gate, up", "one tensor, all of gate, then all of up", _shown(row))

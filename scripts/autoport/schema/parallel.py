@@ -4,7 +4,11 @@ import msgspec
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A tensor-parallel rule (``R1`` to ``R4``, ``MEM``) that a size breaks, with the numbers."""
+    """A rule about parallel sizes, and what a size makes of it, with the numbers.
+
+    Broken rules are ``R1`` to ``R4``, ``MEM``, ``DEV-INNER``, ``EP1`` and ``EP2``; ``PAD-INNER`` and ``PERF-...`` say
+    what else follows from a size.
+    """
 
     rule: str
     text: str
@@ -69,7 +73,7 @@ class TpCandidate(msgspec.Struct, frozen=True):
 
 
 class TpPlan(msgspec.Struct):
-    """Step 1's tensor-parallel table. `recommended` is None when no size is valid and fits.
+    """The tensor-parallel table of Step 2. `recommended` is None when no size is valid and fits.
 
     Attributes:
         context_length: Tokens per sequence that the KV-cache estimate is for.

@@ -10,7 +10,13 @@ from autoport.schema.weights import WeightMap
 
 
 class Section(msgspec.Struct, frozen=True):
-    """Step 2: one section of model.py compared with the reference model."""
+    """Step 2: one section of model.py compared with the reference model.
+
+    Attributes:
+        reference, target: What the reference model does there, and what this model does.
+        change: What to change in the reference's section.
+        source: Where that is known from.
+    """
 
     name: str
     reference: str
@@ -20,6 +26,8 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Pitfall(msgspec.Struct, frozen=True):
+    """What is known to go wrong with such a model; rules are ``PIT-...``, and ``PERF-...`` for what is slow."""
+
     rule: str
     text: str
 
@@ -74,6 +82,7 @@ class Plan(msgspec.Struct):
 
     Attributes:
         overrides: Decisions that a person took.
+        gaps: Sections that are left to be written by hand; empty without ``--incomplete``.
         stored_as: Weight format of the checkpoint, whose variant is generated as well; empty for a plain one.
         ep: Expert parallelism; None for a model without experts.
     """

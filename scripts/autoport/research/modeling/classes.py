@@ -73,18 +73,15 @@ class Decoder:
     def parts(self, owner: ast.ClassDef) -> dict[str, ast.Call]:
         """Modules that `__init__` makes: attribute -> the call that makes it, e.g. ``nn.LayerNorm(...)``."""
         found: dict[str, ast.Call] = {}
-        for target, value in self.assignments(owner):
-            for call in _calls(value):
-                if _class_name(call)[:1].isupper():
-                    found.setdefault(target, call)
-                    break
+        for target, call in self.made(owner):
+            found.setdefault(target, call)
         return found
 
     def made(self, owner: ast.ClassDef) -> Iterator[tuple[str, ast.Call]]:
         """Every module that `__init__` may make for an attribute: one for each branch that the config leaves."""
         for target, value in self.assignments(owner):
             for call in _calls(value):
-                if _class_name(call)[:1].isupper():
+                if class_of(call)[:1].isupper():
                     yield target, call
 
     def assignments(self, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
@@ -122,13 +119,9 @@ def _calls(node: ast.expr) -> Iterator[ast.Call]:
     return (item for item in ast.walk(node) if isinstance(item, ast.Call))
 
 
-def _class_name(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
-
-
 def class_of(call: ast.Call) -> str:
     """Class that a call makes, e.g. ``LlamaRMSNorm`` or ``LayerNorm`` for ``nn.LayerNorm(...)``."""
-    return _class_name(call)
+    return ast.unparse(call.func).rpartition(".")[2]
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

@@ -1,7 +1,7 @@
 """The analysis of a port, for a person."""
 
 from autoport.cli.output import note, print_table
-from autoport.cli.parallel import hardware_text, print_experts
+from autoport.cli.parallel_report import hardware_text, print_experts
 from autoport.port_state import Port
 
 
