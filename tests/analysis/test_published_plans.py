@@ -92,7 +92,7 @@ def test_a_pitfall_is_named_where_it_exists(tmp_path, name, rule, present):
         ("gpt-oss-20b", {"PIT-FUSED": "gate and up in turn"}),
         ("gpt2", {"PIT-CONV1D": "[in, out]", "PIT-CONTEXT": "--context-length 1024"}),
         ("olmo-2-7b", {"PIT-QK-NORM": "over all heads"}),
-        ("command-r7b", {"PIT-NOPE": "8 of 32 layers do not rotate (derived: cohere2 rotates"}),
+        ("command-r7b", {"PIT-NOPE": "8 of 32 layers do not rotate (derived: modeling_cohere2.py rotates"}),
         ("smollm3-3b", {"PIT-NOPE": "9 of 36 layers do not rotate (config.json: no_rope_layers (1: rotates"}),
         ("phi-3.5-mini", {"PIT-LONGROPE": "cos and sin are scaled, too"}),
     ],

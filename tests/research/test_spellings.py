@@ -58,6 +58,11 @@ QWEN2, QWEN3 = ("Qwen2ForCausalLM", "qwen2"), ("Qwen3ForCausalLM", "qwen3")
                num_hidden_layers=12),
             "layer_windows", ([WINDOW] * 5 + [None]) * 2, "configuration_gemma3.py",
         ),
+        (
+            of("Cohere2MoeForCausalLM", "cohere2_moe", sliding_window=WINDOW, num_hidden_layers=8,
+               first_k_dense_replace=2),
+            "layer_rope", [ON] * 5 + [OFF, ON, ON], "prefix_dense_sliding_window_pattern",
+        ),
         (of("MistralForCausalLM", "mistral", sliding_window=None), "layer_windows", [None] * 2, "is null"),
         (BIGCODE | {"multi_query": True}, "num_kv_heads", 1, "configuration_gpt_bigcode.py"),
         (BIGCODE | {"multi_query": False}, "num_kv_heads", 16, "configuration_gpt_bigcode.py"),

@@ -59,6 +59,11 @@ def is_text(value: Any) -> str | None:
     return None if isinstance(value, str) else f"is {describe(value)}, not a string"
 
 
+def is_flag_list(value: Any) -> str | None:
+    good = isinstance(value, list) and all(isinstance(item, bool) for item in value)
+    return None if good else f"is {describe(value)}, not a list of true and false"
+
+
 def is_text_list(value: Any) -> str | None:
     good = isinstance(value, list) and all(isinstance(item, str) for item in value)
     return None if good else f"is {describe(value)}, not a list of strings"

@@ -3,15 +3,24 @@
 from collections.abc import Mapping
 
 from autoport.research.aliases import READ_WITH
-from autoport.research.fields import Resolver, describe, is_count, is_flag, is_integer, is_text_list
+from autoport.research.fields import (
+    Resolver,
+    describe,
+    is_count,
+    is_flag,
+    is_flag_list,
+    is_integer,
+    is_text_list,
+)
+from autoport.research.readings import reading
 from autoport.schema.facts import Fact
 
 WINDOWED = ("sliding_attention", "local", "local_attention")
 FULL = ("full_attention", "global", "attention")
 CHUNKED = "chunked_attention"
 
-# Classes whose modeling file rotates only in layers with a window, and what else it depends on.
-ROTATED_WHERE_WINDOWED = ("cohere2", "cohere2_moe", "exaone4", "exaone_moe", "afmoe")
+# Classes whose modeling file rotates only in layers with a window.
+ROTATED_WHERE_WINDOWED = ("cohere2", "exaone4", "exaone_moe", "afmoe")
 
 
 def resolve_layers(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
@@ -135,7 +144,9 @@ def _rotated(resolver: Resolver, count: int, windows: list[int | None]) -> Fact 
             found = f"layer_rope_theta has {len(thetas.value)} entries for {count} layers"
             resolver.problem("CFG-NOPE", found, "correct layer_rope_theta in config.json")
         return Fact([bool(theta) for theta in thetas.value], f"{thetas.source} (0: NoPE)")
+    if reading(resolver.model_type, "layer_rope"):
+        return resolver.optional("layer_rope", is_flag_list)
     if resolver.model_type in ROTATED_WHERE_WINDOWED and any(windows):
-        reason = f"derived: {resolver.model_type} rotates in layers with a window only"
+        reason = f"derived: modeling_{resolver.model_type}.py rotates in layers with a window only"
         return Fact([item is not None for item in windows], reason)
     return None

@@ -22,6 +22,11 @@ READINGS: dict[str, dict[str, str]] = {
         ),
         "moe_intermediate_size": "intermediate_size",
         "norm_eps": "layer_norm_eps",
+        "layer_rope": (
+            "[layer_types[i] == 'sliding_attention' or "
+            "(mlp_layer_types[i] == 'dense' and prefix_dense_sliding_window_pattern == 1) "
+            "for i in range(num_hidden_layers)]"
+        ),
     },
     "ctrl": {"activation": "'relu'"},
     "dbrx": {
