@@ -16,7 +16,7 @@ from autoport.codegen.factory_layout import (
 )
 from autoport.codegen.out_of_tree import PLUGIN_API, own_files
 from autoport.codegen.render import Checked, identifier, render_python
-from autoport.codegen.variant_tests import selection_cases
+from autoport.codegen.variant_tests import checkpoints, selection_cases
 from autoport.errors import Problem, Refusal, refuse
 from autoport.files import write_atomic
 from autoport.package_workspace import PackageWorkspace
@@ -325,6 +325,7 @@ def tests(
                 {selection.ending.implementation.module, *(other.module for other in declared[1:])}
             ),
             cases=cases,
+            checkpoints=checkpoints(item),
             is_generated=selection.is_generated,
             others=selection.others,
             hf_config=selection.entry[0],

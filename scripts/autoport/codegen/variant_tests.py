@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
+from autoport.codegen.render import Checked, py
 from autoport.variants import FORMATS, Condition, Variant, checkpoint_format
 
 PLATFORMS = ("trn2", "trn3")
 UNKNOWN = "the platform is not known"
+QUANTIZED = "quantization_config"  # attribute of the Hugging Face config
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -34,6 +36,7 @@ class Case(msgspec.Struct, frozen=True):
         hf_config: Attributes of the Hugging Face config.
         module: Module that has to be selected, if the configs are to be accepted.
         refusal: Regular expression over the message, if they are not.
+        stored: Format of the checkpoint, whose `quantization_config` `hf_config` has; empty for a plain one.
     """
 
     title: str
@@ -42,6 +45,16 @@ class Case(msgspec.Struct, frozen=True):
     hf_config: dict[str, Any]
     module: str | None = None
     refusal: str | None = None
+    stored: str = ""
+
+    @property
+    def config_text(self) -> Checked:
+        """`hf_config` as an expression, in which a format's part is read from the table of formats."""
+        if not self.stored:
+            return py(self.hf_config)
+        others = {name: value for name, value in self.hf_config.items() if name != QUANTIZED}
+        format_text = f"CHECKPOINTS[{py(self.stored)}]"
+        return Checked(f"{py(others)} | {format_text}" if others else format_text)
 
 
 def selection_cases(variant: Variant, declared: Sequence[Variant]) -> list[Case]:
@@ -58,6 +71,11 @@ def selection_cases(variant: Variant, declared: Sequence[Variant]) -> list[Case]
         *_past(variant, declared),
     ]
     return [case for case in cases if case.refusal or case.module == _selected(case, declared)]
+
+
+def checkpoints(variant: Variant) -> dict[str, dict[str, Any]]:
+    """What a config has of each format that a variant loads, by the format's name."""
+    return {name: {QUANTIZED: FORMATS[variant.name][name]} for name in variant.formats}
 
 
 def _by_name(variant: Variant) -> Iterator[Case]:
@@ -92,28 +110,27 @@ def _by_format(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
     needed, neuron_config = _satisfying(variant.require)
     settings = neuron_config or None
     for name in variant.formats:
-        hf_config = needed | {"quantization_config": FORMATS[variant.name][name]}
+        hf_config = needed | {QUANTIZED: FORMATS[variant.name][name]}
         for platform in PLATFORMS:
             if platform in (variant.platforms or PLATFORMS):
                 title = f"the checkpoint is {name}, on {platform}"
-                yield Case(title, platform, settings, hf_config, variant.module)
+                yield Case(title, platform, settings, hf_config, variant.module, stored=name)
             else:
                 refusal = f"{variant.name} on {platform} .*possible: on"
-                yield Case(
-                    f"{name} is not loaded on {platform}", platform, settings, hf_config, refusal=refusal
-                )
+                title = f"{name} is not loaded on {platform}"
+                yield Case(title, platform, settings, hf_config, refusal=refusal, stored=name)
         title = f"the checkpoint is {name}, {UNKNOWN}"
         if variant.platforms:
-            yield Case(title, None, settings, hf_config, refusal=UNKNOWN)
+            yield Case(title, None, settings, hf_config, refusal=UNKNOWN, stored=name)
         else:
-            yield Case(title, None, settings, hf_config, variant.module)
+            yield Case(title, None, settings, hf_config, variant.module, stored=name)
         for other in declared:
             for key in other.quantization:
                 if other != variant and _home(variant) in (other.platforms or PLATFORMS):
                     refusal = f"quantization {re.escape(repr(key))} for a checkpoint with"
                     asked = {**neuron_config, "quantization": key}
                     title = f"{key} does not load {name}"
-                    yield Case(title, _home(variant), asked, hf_config, refusal=refusal)
+                    yield Case(title, _home(variant), asked, hf_config, refusal=refusal, stored=name)
 
 
 def _by_rule(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
@@ -146,7 +163,7 @@ def _past(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
             yield Case(title, platform, neuron_config or None, hf_config, fallback.module)
     unknown = {"quantization": "of_nothing"}
     yield Case("a word that nothing has", None, unknown, {}, refusal="quantization 'of_nothing' .*possible: ")
-    stored = {"quantization_config": {"quant_method": "of_nothing"}}
+    stored = {QUANTIZED: {"quant_method": "of_nothing"}}
     refusal = "quantization_config 'of_nothing' .*possible: unquantized"
     yield Case("a format that nothing loads", None, None, stored, refusal=refusal)
 
@@ -154,7 +171,7 @@ def _past(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
 def _selected(case: Case, declared: Sequence[Variant]) -> str:
     """The module that the declarations give for a case that they do not refuse."""
     asked = (case.neuron_config or {}).get("quantization")
-    form = checkpoint_format(case.hf_config.get("quantization_config") or {"quant_method": ""})
+    form = checkpoint_format(case.hf_config.get(QUANTIZED) or {"quant_method": ""})
 
     def holds(conditions: Sequence[Condition]) -> bool:
         return all(_holds(condition, case) for condition in conditions)
