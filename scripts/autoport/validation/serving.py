@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from autoport.codegen.document import record_results, record_section
+from autoport.codegen.document import model_len, record_results, record_section
 from autoport.codegen.features import FeatureResult, current_results
 from autoport.codegen.results import ONLINE, Measured
 from autoport.errors import Refusal, refuse
@@ -23,11 +23,11 @@ from autoport.validation.client import Answer, BadReply, Client
 from autoport.validation.ranks import versions
 from autoport.validation.serving_load import LOAD_CONCURRENCY, LOAD_REQUESTS, REQUESTS, TOKENS, Load, measure
 from autoport.validation.serving_server import (
+    MODEL_LEN,
     SEGMENT,
     NotServing,
     Settings,
     free_port,
-    model_len,
     server,
 )
 from autoport.validation.smoke import Known, needs_expert_parallel, recognise, run_folder
@@ -105,7 +105,7 @@ def serve_test(
         Refusal: SERVE-PORT, what `choose` refuses, WS-WRITE.
     """
     chosen = choose(port, backend, tp_size, "float32")
-    length = model_len(chosen)
+    length = model_len(MODEL_LEN, chosen.max_model_len, chosen.tp_size)
     skipped = (
         "" if length > SEGMENT else f"prefix caching needs a context over {SEGMENT} tokens, not {length}"
     )

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import socket
 import sys
 import time
@@ -23,7 +22,6 @@ HOST = "127.0.0.1"
 MODULE = "vllm.entrypoints.openai.api_server"
 MODEL_LEN = 1024  # tokens; the smallest usual length that a prefill in segments fits in
 SEGMENT = 512  # tokens; the smallest segment that the kernel has
-KERNEL_MULTIPLE = 128
 MAX_NUM_SEQS = 16  # as many as the battery sends at once
 POLL_SECONDS = 0.5
 
@@ -85,13 +83,6 @@ class NotServing(Exception):
     def __init__(self, message: str, known: list[Known]):
         self.known = known
         super().__init__(message)
-
-
-def model_len(chosen: Chosen) -> int:
-    """Context of the server in tokens: `MODEL_LEN`, or what the config and the kernels allow below it."""
-    multiple = math.lcm(KERNEL_MULTIPLE, chosen.tp_size)
-    longest = min(MODEL_LEN, chosen.max_model_len)
-    return longest // multiple * multiple or longest
 
 
 def free_port() -> int:

@@ -1,6 +1,5 @@
 """Step 8: runs the port's own run.py and judges what it generated; writes smoke.json."""
 
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from autoport.codegen.document import default_tp_size, is_folder, record_results, record_section
+from autoport.codegen.document import default_tp_size, is_folder, model_len, record_results, record_section
 from autoport.codegen.features import FeatureResult, current_results
 from autoport.codegen.results import OFFLINE, Measured
 from autoport.diagnose import Diagnosis, diagnose, load_catalogue
@@ -129,8 +128,7 @@ def run_arguments(port: Port, backend: Backend, chosen: Chosen) -> list[str]:
     arguments = _checkpoint_argument(port)
     if backend.is_simulated:
         # Its own default is as long as the port allows; prompts are padded to it.
-        length = min(SIMULATED_MODEL_LEN, chosen.max_model_len)
-        length -= length % math.lcm(128, chosen.tp_size) if length >= 128 else 0
+        length = model_len(SIMULATED_MODEL_LEN, chosen.max_model_len, chosen.tp_size)
         arguments = ["--model-checkpoint", chosen.path, "--max-model-len", str(length)]
     if backend.is_simulated or chosen.tp_size != default_tp_size(
         port.read_state("plan.json", Plan, "analyze")
