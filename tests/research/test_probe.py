@@ -9,7 +9,7 @@ import torch
 from autoport.errors import Refusal
 from autoport.research.modeling import probe as probe_module
 from autoport.research.modeling.probe import probe
-from autoport.research.modeling.probe_worker import measure_norm, measure_rotation
+from autoport.research.modeling.probe_worker import is_built, measure_norm, measure_rotation
 from autoport.research.step import research
 from checkpoints import write_checkpoint
 from published import PUBLISHED
@@ -47,6 +47,20 @@ def test_what_is_not_measured_is_said(tmp_path, monkeypatch):
     facts = facts_of(tmp_path, "llama-3.1-8b")
     monkeypatch.setattr(probe_module, "_run", lambda _: {})
     assert any("rope rotate_half was not measured" in text for text in probe(facts))
+
+
+def test_a_module_that_the_config_leaves_out_is_no_lack_of_the_measurement(tmp_path, monkeypatch):
+    layer = torch.nn.TransformerEncoderLayer(8, 2)
+    layer.norm1 = None
+    model = torch.nn.ModuleList([layer])
+    assert is_built(model, "TransformerEncoderLayer.norm2")
+    assert not is_built(model, "TransformerEncoderLayer.norm1")
+    assert not is_built(model, "Qwen3MoeMLP")
+    facts = facts_of(tmp_path, "llama-3.1-8b")
+    everything = {str(index): {"absent": True} for index in range(len(facts.modeling.findings))}
+    monkeypatch.setattr(probe_module, "_run", lambda _: everything)
+    assert probe(facts) == []
+    assert not any(finding.confirmed for finding in facts.modeling.findings)
 
 
 @pytest.mark.parametrize(("rounding", "confirmed"), [("before_weight", True), (None, False)])

@@ -53,6 +53,9 @@ def probe(facts: Facts) -> list[str]:
             if finding.topic in COMPARED:
                 notes.append(f"{finding.topic} {finding.subject} was not measured")
             continue
+        if "absent" in result:
+            findings.append(finding)
+            continue
         differing = _differences(finding, result)
         problems += [
             Problem(

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """Index of a finding -> what was measured for it."""
+    """Index of a finding -> what was measured for it, or that this config builds no such module."""
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.utils import logging
@@ -48,7 +48,10 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     source = importlib.import_module(type(model).__module__)
     measured: dict[str, Any] = {}
     for index, finding in enumerate(request["findings"]):
-        if finding["topic"] == "norm":
+        result: dict[str, Any] | None
+        if finding["topic"] in ("norm", "activation") and not is_built(model, finding["subject"]):
+            result = {"absent": True}
+        elif finding["topic"] == "norm":
             result = measure_norm(find_norm(model, finding))
         elif finding["topic"] == "rope":
             result = measure_rotation(getattr(source, finding["subject"], None))
@@ -59,6 +62,13 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         if result:
             measured[str(index)] = result
     return measured
+
+
+def is_built(model: nn.Module, subject: str) -> bool:
+    """Whether the model has a module of the class ``Owner``, or one with the part, for ``Owner.part``."""
+    owner, _, part = subject.partition(".")
+    modules = (module for module in model.modules() if type(module).__name__ == owner)
+    return any(not part or getattr(module, part, None) is not None for module in modules)
 
 
 def find_norm(model: nn.Module, finding: dict[str, Any]) -> nn.Module | None:
