@@ -2,13 +2,14 @@
 
 import ast
 import os
+import pathlib
 import signal
 import traceback
 
 import pytest
 from autoport import files as files_module
 from autoport.errors import Refusal
-from autoport.port import STEPS, Options, run_port, run_step
+from autoport.port import STEPS, Options, fingerprint, run_port, run_step
 from autoport.port_state import Port
 from autoport.workspace import STATE_FOLDER, Workspace
 from checkpoints import small_config, write_checkpoint
@@ -29,6 +30,22 @@ def without_proof(monkeypatch):
 def statuses(workspace, source):
     port = Port(workspace, "tiny", source)
     return {r.step: r.status for r in run_port(port, Options(dry_run=True), lambda *_: None)}
+
+
+def test_step_1_runs_again_when_what_it_read_is_another(workspace, source):
+    folder = pathlib.Path(source)
+    (folder / "modeling_x.py").write_text("x = 1")
+    port = Port(workspace, "tiny", source)
+    before = fingerprint(port, "research", Options())
+    for name, text, changes in (
+        ("modeling_x.py", "x = 2", True),
+        ("tokenizer.model", "a", True),  # whether there is a tokenizer
+        ("tokenizer.model", "b", False),  # and not what it is
+    ):
+        (folder / name).write_text(text)
+        after = fingerprint(port, "research", Options())
+        assert (after != before) is changes
+        before = after
 
 
 def visible_files(workspace):

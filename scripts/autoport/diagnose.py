@@ -94,6 +94,7 @@ class Diagnosis(msgspec.Struct):
     Attributes:
         notes: What is wrong with the port whatever the log says.
         go_on_at: Page of the references that narrows an unknown failure down, empty when something matched.
+        because: What the log has that leads there.
     """
 
     matches: list[Match]

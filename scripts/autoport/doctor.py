@@ -147,6 +147,7 @@ def _workspace(path: Path) -> Iterator[Item]:
 
 
 def devices() -> list[Path]:
+    """Device files of the Neuron devices of this machine."""
     return sorted(Path("/dev").glob("neuron[0-9]*"))
 
 

@@ -224,15 +224,20 @@ def fingerprint(port: Port, name: str, options: Options) -> str:
             if path.suffix == ".safetensors":
                 stat = path.stat()
                 digest.update(f"{stat.st_size},{stat.st_mtime_ns};".encode())
-            elif path.is_file() and item != "written":
+            elif path.is_file() and not _only_its_name_counts(item, path):
                 digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _only_its_name_counts(item: str, path: Path) -> bool:
+    """Whether a step only asks if the file is there: a written one, or one of a checkpoint that it does not read."""
+    return item == "written" or (item == "source" and path.suffix not in (".json", ".py"))
 
 
 def _inputs(port: Port, item: str) -> list[Path]:
     if item == "source":
         folder = Path(port.source)
-        return sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+        return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     if item == "model/":
         return sorted(port.workspace.model_dir(port.name).rglob("*.py"))
     if item == "written":

@@ -51,6 +51,15 @@ def test_pausing_and_going_on_without_the_source(run):
     assert run().exit_code == 0
 
 
+def test_the_command_to_go_on_has_the_options_of_this_one(run):
+    given = ["--incomplete", "--keep-edited", "--no-register", "--tp", "2", "--relax", "even-heads"]
+    paused = run("--review", *given, with_source=True)
+    words = paused.stderr.partition("to go on: ")[2].split()
+    assert set(given) <= set(words)
+    assert "--probe" not in words
+    assert "--force" not in words
+
+
 def test_without_a_port_a_source_is_needed(run):
     result = run()
     assert result.exception.problems[0].rule == "PORT-NONE"

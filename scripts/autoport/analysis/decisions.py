@@ -215,8 +215,8 @@ def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any]) -> str:
         "overrides": {item.field: item.value for item in plan.overrides},
     }
     text = (
-        f"# Decisions of Step 2. Write section.field: value below overrides, or pass --set; then run\n"
-        f"#   autoport port {port.name} --context-length {plan.tp.context_length} "
+        f"# Decisions of Step 2. Write section.field: value below overrides, or pass --set; then run the same\n"
+        f"# 'autoport port {port.name}' again, with --context-length {plan.tp.context_length} "
         f"--batch-size {plan.tp.batch_size} --confirm\n"
     ) + yaml.safe_dump(msgspec.to_builtins(document), sort_keys=False, allow_unicode=True, width=110)
     write_atomic(port.state_dir / DECISIONS, text.encode())

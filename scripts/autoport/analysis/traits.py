@@ -4,7 +4,8 @@ from typing import Any
 
 from autoport.analysis.families.family import Family
 from autoport.errors import Problem
-from autoport.research.fields import ALIASES, describe
+from autoport.research.aliases import ALIASES
+from autoport.research.fields import describe
 from autoport.research.readings import reading
 from autoport.research.values import ConfigValues, UnknownAttribute
 from autoport.schema.facts import Fact, Facts

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from autoport.workspace import Workspace
 
 
+# Names of the switches in `Options` that a run after a pause needs again.
+FLAGS = ("dry_run", "incomplete", "probe", "force", "keep_edited", "replace_row", "no_register")
+
+
 def command(
     name: Name,
     source: Annotated[
@@ -147,9 +151,9 @@ def _same_command(port: "Port", options: "Options") -> str:
     import shlex
 
     words = ["autoport", "port", port.name, "--workspace", str(port.workspace.root)]
-    words += ["--dry-run"] if options.dry_run else []
-    words += ["--incomplete"] if options.incomplete else []
+    words += [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name)]
     words += [word for rule in options.relax for word in ("--relax", rule)]
+    words += [word for size in options.tp_sizes for word in ("--tp", str(size))]
     words += ["--context-length", str(options.context_length), "--batch-size", str(options.batch_size)]
     if (options.instance, options.lnc) != (type(options)().instance, type(options)().lnc):
         words += ["--instance", options.instance, "--lnc", str(options.lnc)]

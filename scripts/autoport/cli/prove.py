@@ -23,10 +23,12 @@ def command(
 
     if variant:
         prove_variant(name, workspace, variant, tp, as_json)
-    run_single("prove", name, workspace, Options(tp_sizes=tp), as_json)
+    else:
+        run_single("prove", name, workspace, Options(tp_sizes=tp), as_json)
 
 
 def prove_variant(name: str, workspace: Path, variant: str, tp: list[int], as_json: bool) -> None:
+    """Prove one implementation, print the verdict, and exit with its code."""
     from autoport.cli.output import EXIT_CODES, print_json, working
     from autoport.port_state import Port
     from autoport.validation.variant_proof import run

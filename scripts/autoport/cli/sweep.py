@@ -55,7 +55,8 @@ def command(
     wanted = [name for name in known if not arch or name in arch or name.partition(": ")[0] in arch]
     unknown = [name for name in arch or () if name not in known]
     if unknown:
-        raise refuse("SWEEP-NAME", f"not in the landscape: {', '.join(unknown)}", "option --arch", known[0])
+        step = f"name a model type or variant of references/landscape.json, e.g. {known[0]}"
+        raise refuse("SWEEP-NAME", f"not in the landscape: {', '.join(unknown)}", "option --arch", step)
     if out is None:
         out = Path("references") if Path("references").is_dir() else Path()
     out.mkdir(parents=True, exist_ok=True)

@@ -115,8 +115,7 @@ def read_facts(source: Source, config: Mapping[str, Any] | None = None) -> Facts
     """
     config = load_config(source) if config is None else config
     path, text = find_text_config(config)
-    resolver = Resolver(text, {}, source.config_file)
-    resolver.path, resolver.outer = path, config if path else {}
+    resolver = Resolver(text, source.config_file, path, outer=config if path else {})
     if path and "hidden_size" in config and "num_hidden_layers" in config:
         resolver.problem(
             "CFG-NESTED",

@@ -83,6 +83,8 @@ class Resolver:
 
     Attributes:
         config: The decoder's config: config.json, or the part of it at `path`.
+        config_file: Name of config.json, for messages.
+        model_type: That of `use_class`; empty before, with nothing taken from a class.
         defaults: Defaults that the config class declares; empty for a class that is not known.
         attributes: The values that the config class computes from `config` (see `config_class`).
         renamed: The class's `attribute_map`: standard name -> the name under which it keeps the value.
@@ -95,14 +97,20 @@ class Resolver:
         without_value: Required fields for which neither the config nor the class has a name.
     """
 
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Fact], config_file: str):
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        config_file: str,
+        path: str = "",
+        outer: Mapping[str, Any] | None = None,
+    ):
         self.config = config
-        self.defaults = defaults
         self.config_file = config_file
+        self.path = path
+        self.outer: Mapping[str, Any] = outer or {}
+        self.defaults: Mapping[str, Fact] = {}
         self.attributes: Mapping[str, Fact] = {}
         self.renamed: Mapping[str, str] = {}
-        self.path = ""
-        self.outer: Mapping[str, Any] = {}
         self.consumed: set[str] = set()
         self.problems: list[Problem] = []
         self.warnings: list[str] = []

@@ -98,7 +98,8 @@ def _from_value(
         return
     kind = last_name(value.func)
     if kind in CONTAINERS:
-        for type_name, local in source.attribute_types(path_class(function), attribute):
+        assert function.owner is not None, "a value of an attribute is assigned in a method"
+        for type_name, local in source.attribute_types(function.owner, attribute):
             if local:
                 yield from _parameters(source, local, f"{name}.{{}}.", unknown, path)
             elif type_name.rpartition(".")[2] in SHARED_MODULES:
@@ -118,11 +119,6 @@ def _from_value(
                 yield Parameter(f"{name}.{leaf}", attribute, function, value)
     elif isinstance(value.func, ast.Name) and kind.endswith(("_cls", "_class")):
         unknown.append(name)
-
-
-def path_class(function: Function) -> Class:
-    assert function.owner is not None
-    return function.owner
 
 
 def makes_parameter(source: PortSource, function: Function, call: ast.Call) -> bool:
