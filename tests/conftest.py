@@ -4,11 +4,12 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from autoport import port
 from autoport.workspace import Workspace
 from hypothesis import settings
 
@@ -39,6 +40,17 @@ def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 def workspace(tmp_path: Path) -> Workspace:
     """A checkout with no port in it."""
     return Workspace.create(tmp_path / "workspace")
+
+
+@pytest.fixture
+def leave_out(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Leaves steps out of the workflow, by name; the order of the others, and of all afterwards, stays."""
+
+    def leave_out(*names: str) -> None:
+        kept = {name: step for name, step in port.STEPS.items() if name not in names}
+        monkeypatch.setattr(port, "STEPS", kept)
+
+    return leave_out
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import traceback
 import pytest
 from autoport import files as files_module
 from autoport.errors import Refusal
-from autoport.port import STEPS, Options, fingerprint, run_port, run_step
+from autoport.port import Options, fingerprint, run_port, run_step
 from autoport.port_state import Port
 from autoport.workspace import STATE_FOLDER, Workspace
 from checkpoints import small_config, write_checkpoint
@@ -21,10 +21,6 @@ WRITERS = ("research", "analyze", "generate", "register", "document", "review")
 @pytest.fixture
 def source(tmp_path):
     return str(write_checkpoint(tmp_path / "checkpoint", small_config(hidden_size=256)))
-
-
-def without_proof(monkeypatch):
-    monkeypatch.delitem(STEPS, "prove")
 
 
 def statuses(workspace, source):
@@ -82,16 +78,16 @@ def killed_run(workspace, source, step):
         os._exit(0)
 
 
-def test_second_run_keeps_everything(workspace, source, monkeypatch):
-    without_proof(monkeypatch)
+def test_second_run_keeps_everything(workspace, source, leave_out):
+    leave_out("prove")
     assert set(statuses(workspace, source).values()) == {"done"}
     before = visible_files(workspace)
     assert set(statuses(workspace, source).values()) == {"kept"}
     assert visible_files(workspace) == before
 
 
-def test_kill_in_each_step_then_resume(tmp_path, workspace, source, monkeypatch):
-    without_proof(monkeypatch)
+def test_kill_in_each_step_then_resume(tmp_path, workspace, source, leave_out):
+    leave_out("prove")
     undisturbed = Workspace.create(tmp_path / "undisturbed")
     statuses(undisturbed, source)
     finished = visible_files(undisturbed)
@@ -116,8 +112,8 @@ def test_steps_need_the_steps_before_them(workspace, source):
         assert refusal.value.problems[0].rule == "PORT-ORDER"
 
 
-def test_edits_are_kept_and_checked_again(workspace, source, monkeypatch):
-    without_proof(monkeypatch)
+def test_edits_are_kept_and_checked_again(workspace, source, leave_out):
+    leave_out("prove")
     statuses(workspace, source)
     model = workspace.model_dir("tiny") / "model.py"
     edited = model.read_text() + "\n# tuned by hand\n"
@@ -135,16 +131,16 @@ def test_edits_are_kept_and_checked_again(workspace, source, monkeypatch):
     assert model.read_text() == edited
 
 
-def test_the_review_is_done_again_when_a_document_is_lost(workspace, source, monkeypatch):
-    without_proof(monkeypatch)
+def test_the_review_is_done_again_when_a_document_is_lost(workspace, source, leave_out):
+    leave_out("prove")
     statuses(workspace, source)
     (workspace.model_dir("tiny") / "README.md").unlink()
-    monkeypatch.delitem(STEPS, "document")
+    leave_out("document")
     assert statuses(workspace, source)["review"] == "done"  # run, not kept
 
 
-def test_a_lost_file_is_written_again(workspace, source, monkeypatch):
-    without_proof(monkeypatch)
+def test_a_lost_file_is_written_again(workspace, source, leave_out):
+    leave_out("prove")
     statuses(workspace, source)
     (workspace.model_dir("tiny") / "factory.py").unlink()
     assert statuses(workspace, source)["generate"] == "done"

@@ -23,9 +23,9 @@ def source(tmp_path):
 
 
 @pytest.fixture
-def stock(tmp_path, monkeypatch):
+def stock(tmp_path, leave_out):
     """A workspace whose plugin has llama3 registered, as the real one."""
-    monkeypatch.delitem(STEPS, "prove")
+    leave_out("prove")
     workspace = Workspace.create(tmp_path / "workspace")
     workspace.registry_path.write_text(REGISTRY)
     return workspace
@@ -58,7 +58,7 @@ def test_a_registry_that_cannot_be_edited_is_said_first(stock, source):
 
 def test_going_on_without_a_row(stock, source):
     results = run(stock, source, no_register=True)
-    assert [result.status for result in results.values()] == ["done"] * len(STEPS)
+    assert [result.status for result in results.values()] == ["done"] * (len(STEPS) - 1)
     assert results["register"].summary.endswith("LlamaForCausalLM stays with .llama3:LlamaForCausalLM")
     assert stock.registry_path.read_text() == REGISTRY
     # Remembered, until the port is registered after all.

@@ -2,7 +2,6 @@
 
 import pytest
 from autoport.cli import app
-from autoport.port import STEPS
 from autoport.port_state import Port
 from autoport.units import size_text
 from autoport.workspace import STATE_FOLDER
@@ -11,8 +10,8 @@ from typer.testing import CliRunner
 
 
 @pytest.fixture
-def port(tmp_path, monkeypatch, workspace):
-    monkeypatch.delitem(STEPS, "prove")
+def port(tmp_path, leave_out, workspace):
+    leave_out("prove")
     source = write_checkpoint(tmp_path / "model", small_config(hidden_size=256))
 
     def port(*arguments):

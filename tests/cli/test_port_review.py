@@ -5,7 +5,6 @@ import re
 import pytest
 import typer
 from autoport.cli.port import _ask, command
-from autoport.port import STEPS
 from autoport.schema.plan import Section
 from autoport.workspace import Workspace
 from checkpoints import small_config, write_checkpoint
@@ -16,9 +15,8 @@ app.command()(command)
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    for step in ("review", "prove"):
-        monkeypatch.delitem(STEPS, step)
+def run(tmp_path, leave_out):
+    leave_out("review", "prove")
     source = write_checkpoint(tmp_path / "model", small_config(hidden_size=256))
     workspace = Workspace.create(tmp_path / "ws")
 
