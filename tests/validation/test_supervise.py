@@ -120,6 +120,14 @@ def test_the_group_ends_when_the_guard_was_killed(tmp_path):
     assert not group_exists(group)
 
 
+def test_a_group_that_the_guard_has_ended_is_left_alone(tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr(supervise, "end_group", ended.append)
+    with supervised(["true"], {}, tmp_path, tmp_path / "log") as process:
+        assert process.wait(15) == 0
+    assert ended == []
+
+
 def test_exit_code_and_output(tmp_path):
     command = [sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"]
     with supervised(command, {}, tmp_path, tmp_path / "logs" / "log") as process:

@@ -69,7 +69,10 @@ class Supervised:
             self.guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.guard.wait(TERM_SECONDS + 2 * KILL_SECONDS)
-        end_group(self.group)  # nothing is left of it, unless the guard was killed
+        code = self.guard.poll()
+        if code is None or code < 0:
+            # It was killed, or hangs. After one that ended the group, its number may be that of another one.
+            end_group(self.group)
         self.guard.kill()
         self.guard.wait()
         if self.guard.stdout is not None:
