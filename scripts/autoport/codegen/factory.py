@@ -47,7 +47,7 @@ def selection_context(variants: Sequence[Variant]) -> dict[str, Any]:
 def branches(variant: Variant) -> list[Branch]:
     """The branches that select a variant."""
     module = identifier(variant.module)
-    needs = [test(condition) for condition in variant.require]
+    needs = [as_code(condition) for condition in variant.require]
     here = [_is_in(f"{PLATFORM}()", variant.platforms)] if variant.platforms else []
     found = []
     if variant.quantization:
@@ -55,7 +55,7 @@ def branches(variant: Variant) -> list[Branch]:
     if variant.formats:
         found.append(Branch("format", _is_in("checkpoint_format(hf_config)", variant.formats), module))
     if variant.when:
-        tests = [*(test(condition) for condition in variant.when), *needs, *here]
+        tests = [*(as_code(condition) for condition in variant.when), *needs, *here]
         found.append(Branch("rule", _joined(tests), module))
     if variant.default_on:
         tests = [*needs, _is_in(f"{PLATFORM}()", variant.default_on)]
@@ -82,7 +82,10 @@ def requirement_rows(variant: Variant) -> list[tuple[Checked, Checked]]:
     """When a requirement is broken, and the words that say so, as expressions."""
     chosen = _asked_for(variant)
     return [
-        (Checked(f"{chosen} and not ({test(condition)})"), py(f"{variant.name} without {condition}"))
+        (
+            Checked(f"{chosen} and not ({as_code(condition)})"),
+            py(f"{variant.name} without {condition}"),
+        )
         for condition in (variant.require if chosen else ())
     ]
 
@@ -92,12 +95,12 @@ def _asked_for(variant: Variant) -> str:
     keys = variant.quantization
     asked = [_is_in("quantization", keys)] if keys else []
     if variant.formats:
-        loads = f'{py(keys[0])} in formats.get(checkpoint or "", ())' if keys else ""
-        asked.append(Checked(loads) or _is_in("checkpoint", variant.formats))
+        by_key = Checked(f'{py(keys[0])} in formats.get(checkpoint or "", ())') if keys else None
+        asked.append(by_key or _is_in("checkpoint", variant.formats))
     return f"({' or '.join(asked)})" if len(asked) > 1 else "".join(asked)
 
 
-def test(condition: Condition) -> Checked:
+def as_code(condition: Condition) -> Checked:
     """The condition as Python code over `hf_config` and `neuron_config`."""
     first, *rest = condition.field.split(".")
     read: str

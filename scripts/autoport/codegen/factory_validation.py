@@ -8,8 +8,7 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 
-from autoport.codegen.factory import format_rows, platform_rows, requirement_rows
-from autoport.codegen.factory import test as as_code
+from autoport.codegen.factory import as_code, format_rows, platform_rows, requirement_rows
 from autoport.codegen.factory_layout import (
     GENERATED,
     Selection,

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from autoport.errors import refuse
+from autoport.research.aliases import ALIASES
 from autoport.resources import references_dir
 from autoport.validation.twin import heat, reference_class
 
@@ -41,19 +42,13 @@ def names() -> list[str]:
     return found
 
 
-# Names of a config's head counts and of its width.
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads")
-WIDTHS = ("hidden_size", "n_embd", "d_model")
-
-
 def doubled_heads(config: dict[str, Any]) -> dict[str, Any]:
     """The config with twice the heads, so that four ranks have an even number of them.
 
     A single KV head stays one. The width doubles, too, where head_dim follows from it.
     """
-    names = [*HEADS, *(name for name in KV_HEADS if config.get(name) != 1)]
-    names += [] if "head_dim" in config else WIDTHS
+    kv_heads = [name for name in ALIASES["num_kv_heads"] if config.get(name) != 1]
+    names = [*ALIASES["num_heads"], *kv_heads, *(() if "head_dim" in config else ALIASES["hidden_size"])]
     return config | {name: 2 * config[name] for name in names if name in config}
 
 

@@ -8,9 +8,8 @@ MAX_TOP_K = 3
 MAX_GROUPS = 4
 MAX_SHARED = 2
 EXPERT_SIZE = 64
-PADDED_SIZE = (
-    72  # where the port fills experts up to a multiple of 16; torch's grouped products take those of 8
-)
+# Where the port fills experts up to a multiple of 16; torch's grouped products take multiples of 8.
+PADDED_SIZE = 72
 
 
 def expert_sizes(

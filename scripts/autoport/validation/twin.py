@@ -148,14 +148,21 @@ def heat(model: "PreTrainedModel", seed: int) -> None:
                 std = gains.get(id(parameter), GAIN) / math.sqrt(fan_in)
                 values = torch.randn(parameter.shape, generator=generator) * std
             else:
-                distance = torch.empty(parameter.shape).uniform_(*VECTOR_OFFSET, generator=generator)
-                sign = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-                values = parameter.mean().round() + distance * sign
+                values = parameter.mean().round() + _offsets(parameter.shape, VECTOR_OFFSET, generator)
             parameter.copy_(values.to(torch.bfloat16))
         for bias in biases.values():
-            distance = torch.empty(bias.shape).uniform_(*CORRECTION_OFFSET, generator=generator)
-            sign = torch.randint(0, 2, bias.shape, generator=generator) * 2 - 1
-            bias.copy_((distance * sign).to(torch.bfloat16))
+            bias.copy_(_offsets(bias.shape, CORRECTION_OFFSET, generator).to(torch.bfloat16))
+
+
+def _offsets(
+    shape: "torch.Size", distances: tuple[float, float], generator: "torch.Generator"
+) -> "torch.Tensor":
+    """Float32 values on both sides of zero, at a distance drawn uniformly from `distances`."""
+    import torch
+
+    distance = torch.empty(shape).uniform_(*distances, generator=generator)
+    sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    return distance * sign
 
 
 def _query_key_matrices(model: "PreTrainedModel") -> "Iterator[torch.nn.Parameter]":
