@@ -238,6 +238,16 @@ def test_a_green_serving_test(port, backend):
     assert "(simulator on a laptop)" in text
 
 
+@pytest.mark.parametrize(
+    ("length", "tp_size", "found"),
+    [(1024, 2, ""), (1024, 64, ""), (512, 2, "a context over 512 tokens, not 512"), (1023, 3, "3 ranks")],
+)
+def test_prefix_caching_needs_segments(length, tp_size, found):
+    why = serving.why_no_caching(length, tp_size)
+    assert found in why
+    assert bool(why) is bool(found)
+
+
 def test_answers_that_change_with_prefix_caching_are_red(port, backend):
     result = serving.serve_test(port, backend(FAKE_FAULTS_CACHED="same"), host_sampling=True)
     assert not result.passed

@@ -106,9 +106,7 @@ def serve_test(
     """
     chosen = choose(port, backend, tp_size, "float32")
     length = model_len(MODEL_LEN, chosen.max_model_len, chosen.tp_size)
-    skipped = (
-        "" if length > SEGMENT else f"prefix caching needs a context over {SEGMENT} tokens, not {length}"
-    )
+    skipped = why_no_caching(length, chosen.tp_size)
     runs: list[ServerRun] = []
     answers: list[dict[str, Answer]] = []
     tie = FLOAT32_TIE if chosen.dtype == "float32" else BF16_TIE
@@ -146,6 +144,17 @@ def serve_test(
     if result.passed and len(runs) == 2:
         _record_feature(port, result)
     return result
+
+
+def why_no_caching(length: int, tp_size: int) -> str:
+    """Why the port cannot be served with prefix caching, which prefills in segments; empty where it can.
+
+    Args:
+        length: Tokens of the longest sequence.
+    """
+    if SEGMENT % tp_size:
+        return f"prefix caching needs segments of {SEGMENT} tokens, which {tp_size} ranks cannot split"
+    return "" if length > SEGMENT else f"prefix caching needs a context over {SEGMENT} tokens, not {length}"
 
 
 def check_url(base_url: str, model: str = "") -> Serving:
