@@ -48,6 +48,14 @@ def test_the_text_form(tmp_path):
     assert "bytes read" in result.stdout
 
 
+def test_a_config_alone_is_no_checkpoint(tmp_path):
+    folder = write_checkpoint(tmp_path, small_config())
+    (problem,) = CliRunner().invoke(app, [str(folder / "config.json")]).exception.problems
+    assert problem.rule == "CKPT-NONE"
+    assert problem.next_step.startswith("pass the model's folder")
+    assert CliRunner().invoke(app, [str(folder / "model.safetensors")]).exit_code == 0
+
+
 def test_the_script_refuses_with_exit_code_2_from_any_folder(tmp_path):
     write_checkpoint(tmp_path / "a model", small_config())
     arguments = [sys.executable, SCRIPT, tmp_path / "a model"]

@@ -6,6 +6,7 @@ shape, data_offsets), then the data. https://huggingface.co/docs/safetensors has
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from autoport.errors import Problem, Refusal, refuse
@@ -144,7 +145,13 @@ def _no_safetensors(source: Source) -> Refusal:
             "convert it where you trust it: python -c 'from transformers import AutoModelForCausalLM as M; "
             f'M.from_pretrained("{source.name}", dtype="auto").save_pretrained("converted")\'',
         )
-    return refuse("CKPT-NONE", "no .safetensors file", source.name, "download the model's weights")
+    is_file = Path(source.name).expanduser().is_file()
+    step = (
+        "pass the model's folder, or one of its .safetensors files"
+        if is_file
+        else "download the model's weights"
+    )
+    return refuse("CKPT-NONE", "no .safetensors file", source.name, step)
 
 
 def _compare_index(
