@@ -63,6 +63,7 @@ def render_draft(name: str, package: str, plan: DraftPlan) -> dict[str, str]:
         "exports": sorted([HF_NAME, f"{prefix}Config", "UnsupportedConfigError"]),
         "arch": plan.architecture,
         "weights": {"single": plan.weights.entries, "layered": [], "moe": [], "dense": []},
+        "needs_even_heads": True,
         "unused_keys": unused_pattern((INV_FREQ, *plan.weights.ignored)),
         "attention_input": Checked("2 * self.hidden_size"),
         "norm_before_residual": plan.norm_before_residual,
