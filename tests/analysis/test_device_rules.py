@@ -86,7 +86,7 @@ def test_experts_are_slow_where_the_simulator_says_so(inner, fused):
     )
     text = {item.rule: item.text for item in slow_paths(size, 4)}.get("PERF-EXPERTS", "")
     rules.reset()
-    moe_block_tkg._check_sizes(1, 2048, inner, False, None)
+    moe_block_tkg._check_sizes(1, 2048, inner, top_k=1, is_all_expert=False, rank_id=None)
     assert ("decode" in text) == (fused and bool(rules.records()))
     rules.reset()
     assert ("prefill" in text) == (inner < 128)  # moe_cte
