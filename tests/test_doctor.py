@@ -97,7 +97,7 @@ def test_a_package_out_of_tree_is_examined_with_its_plugin(workspace: Workspace,
 def test_command_on_a_sound_machine(workspace: Workspace):
     result = CliRunner().invoke(app, ["doctor", "--workspace", str(workspace.root), "--dry-run"])
     assert result.exit_code == 0
-    assert "simulator: " in result.stdout
+    assert "simulator (a practice workspace, not the plugin's checkout): " in " ".join(result.stdout.split())
 
 
 # --- Packages and device ----------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_the_simulator_has_what_generated_models_need(workspace: Workspace):
     assert api.simulator
     assert (api.missing, api.extensions) == ([], [])
     assert "llama3" in api.models
-    assert str(api).startswith("simulator: ")
+    assert str(api).startswith("simulator (")
 
 
 def test_a_model_counts_apart_from_its_row(workspace: Workspace):

@@ -48,7 +48,9 @@ class ApiGeneration(msgspec.Struct):
     extensions: list[str]
 
     def __str__(self) -> str:
-        kind = "simulator" if self.simulator else f"plugin {self.version}".strip()
+        kind = f"plugin {self.version}".strip()
+        if self.simulator:
+            kind = "simulator (a practice workspace, not the plugin's checkout)"
         text = f"{kind}: {len(self.operators)} operators, {len(self.models)} models"
         if self.rows is not None:
             text += f", {len(self.rows)} registered architectures"

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from autoport.resources import checklists_dir
 from autoport.units import now
 
 Status = Literal["done", "red", "waiting"]
+# Names of the switches in `Options` that a run after a pause needs again.
+FLAGS = ("dry_run", "incomplete", "probe", "force", "keep_edited", "replace_row", "no_register")
 
 
 class Options(msgspec.Struct):
@@ -32,7 +35,7 @@ class Options(msgspec.Struct):
         aliases: Other spellings of the architecture that get a registry row, too.
         no_register: Leave registry.py as it is; None: as the port remembers it.
         probe: Confirm the reading of the modeling file by running pieces of transformers' class.
-        context_length: Tokens per sequence for the KV-cache estimate.
+        context_length: Tokens per sequence for the KV-cache estimate; None: see `planned_context`.
         batch_size: Sequences for the KV-cache estimate.
         instance: Instance type that the port is planned for.
         lnc: Physical cores per logical core of it.
@@ -50,7 +53,7 @@ class Options(msgspec.Struct):
     no_register: bool | None = None
     aliases: list[str] = []
     probe: bool = False
-    context_length: int = 4096
+    context_length: int | None = None
     batch_size: int = 1
     instance: str = "trn2.48xlarge"
     lnc: int = 2
@@ -184,6 +187,22 @@ def run_port(port: Port, options: Options, on_start: Callable[[str, Step], None]
         yield result
         if result.status != "done":
             return
+
+
+def command_line(port: Port, options: Options) -> str:
+    """The command that goes on with this port from any folder, with the options that change its result."""
+    default = Options()
+    words = ["autoport", "port", port.name, "--workspace", str(port.workspace.root)]
+    words += [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name)]
+    words += [word for rule in options.relax for word in ("--relax", rule)]
+    words += [word for size in options.tp_sizes for word in ("--tp", str(size))]
+    if options.context_length is not None:
+        words += ["--context-length", str(options.context_length)]
+    if options.batch_size != default.batch_size:
+        words += ["--batch-size", str(options.batch_size)]
+    if (options.instance, options.lnc) != (default.instance, default.lnc):
+        words += ["--instance", options.instance, "--lnc", str(options.lnc)]
+    return shlex.join(words)
 
 
 def forget_stale_source(port: Port) -> None:

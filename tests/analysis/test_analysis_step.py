@@ -102,11 +102,12 @@ def test_a_pitfall_is_true_of_the_model(tmp_path):
     assert "PIT-ROPE-THETA" not in rules_of(make_plan("small", *research(str(folder)), Options()))
 
 
-def test_a_context_beyond_the_positions_is_a_pitfall(tmp_path):
-    assert "PIT-CONTEXT" not in rules_of(plan_of(tmp_path / "a", "yi-6b", context_length=4096))
-    text = rules_of(plan_of(tmp_path / "b", "yi-6b", context_length=8192))["PIT-CONTEXT"]
-    assert "8192 tokens" in text
-    assert "4096 positions" in text
+def test_a_plan_is_for_a_context_that_the_model_has(tmp_path):
+    assert plan_of(tmp_path / "a", "yi-6b").tp.context_length == 4096
+    folder = write_checkpoint(tmp_path / "b", small_config(max_position_embeddings=256))
+    assert make_plan("small", *research(str(folder)), Options()).tp.context_length == 256
+    with pytest.raises(Refusal, match=r"TP-CONTEXT: a context of 8192 .* 4096 positions .*config.json"):
+        plan_of(tmp_path / "c", "yi-6b", context_length=8192)
 
 
 def test_the_instance_is_part_of_the_plan(tmp_path):
@@ -225,7 +226,7 @@ def test_a_damaged_plan_is_refused_with_the_place_in_the_file(port, keys, value,
 
 def test_a_quantised_config_is_sized_as_not_quantised_and_says_so(tmp_path):
     config = small_config(quantization_config={"quant_method": "fp8"})
-    (warning,) = estimate_parallelism(str(write_checkpoint(tmp_path, config)), 4096, 1).facts.warnings
+    (warning,) = estimate_parallelism(str(write_checkpoint(tmp_path, config)), None, 1).facts.warnings
     assert warning == (
         "the checkpoint is quantised (quantization_config in config.json), and the weights are sized as not quantised"
     )

@@ -61,10 +61,10 @@ def test_a_confirmation_holds_until_the_decisions_change(port):
 def test_a_confirmation_is_for_the_context_that_was_shown(port):
     port = port(foo_multiplier=3.0)
     assert run(port, Options(confirm=True)).status == "done"
-    assert run(port, Options(context_length=8192)).status == "waiting"
+    assert run(port, Options(context_length=128)).status == "waiting"
     text = (port.state_dir / "decisions.yaml").read_text()
-    assert "--context-length 8192 --batch-size 1 --confirm" in text
-    assert yaml.safe_load(text)["parallel"]["context_length"] == 8192
+    assert f"autoport port small --workspace {port.workspace.root} --context-length 128 --confirm" in text
+    assert yaml.safe_load(text)["parallel"]["context_length"] == 128
 
 
 def test_keys_that_nothing_took_and_remote_code_pause_without_review(port):

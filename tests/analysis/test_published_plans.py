@@ -90,7 +90,7 @@ def test_a_pitfall_is_named_where_it_exists(tmp_path, name, rule, present):
         ("gpt-neox-20b", {"PIT-FUSED": "for one KV head after the other its q, k and v"}),
         ("glm-4-9b", {"PIT-FUSED": "the gate, then up"}),
         ("gpt-oss-20b", {"PIT-FUSED": "gate and up in turn"}),
-        ("gpt2", {"PIT-CONV1D": "[in, out]", "PIT-CONTEXT": "--context-length 1024"}),
+        ("gpt2", {"PIT-CONV1D": "[in, out]"}),
         ("olmo-2-7b", {"PIT-QK-NORM": "over all heads"}),
         ("command-r7b", {"PIT-NOPE": "8 of 32 layers do not rotate (derived: modeling_cohere2.py rotates"}),
         ("smollm3-3b", {"PIT-NOPE": "9 of 36 layers do not rotate (config.json: no_rope_layers (1: rotates"}),

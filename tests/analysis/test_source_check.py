@@ -117,6 +117,6 @@ def test_a_key_that_the_declaration_reads_is_consumed(tmp_path):
 )
 def test_what_the_analysis_reads_is_not_put_to_the_user(tmp_path, name, declared):
     folder = write_checkpoint(tmp_path, PUBLISHED[name], {"model.layers.0.x.weight": ("BF16", (1,))})
-    estimate = estimate_parallelism(str(folder), 4096, 1)
+    estimate = estimate_parallelism(str(folder), None, 1)
     assert declared <= set(estimate.facts.declared)
     assert not estimate.facts.unconsumed

@@ -125,6 +125,9 @@ def test_the_window_flag_of_qwen2_switches_its_window_off(tmp_path):
     assert fact.value is None
     assert "use_sliding_window" in fact.source
     assert not facts.warnings  # the config contradicts nothing
+    silent = {key: value for key, value in real_config("qwen2-7b").items() if key != "use_sliding_window"}
+    (warning,) = facts_of(tmp_path, silent).warnings
+    assert warning.startswith("sliding_window 131072 is not in force: use_sliding_window is false (")
     on = real_config("qwen2-7b") | {"use_sliding_window": True, "max_window_layers": 2}
     assert facts_of(tmp_path, on).fields["sliding_window"].value == 131072
 

@@ -61,6 +61,8 @@ def test_no_false_alarm_on_a_generated_model(workspace: Workspace, architecture:
     judged = {rule.id for rule in result.rules if rule.status == "judge"}
     assert report(result).count(f"come from: autoport research {plan.name} SOURCE") == len(judged)
     assert judged == {"ATTN-SCALE", "ROPE-STYLE", "NORM-REFERENCE"}
+    (rope,) = (rule for rule in result.rules if rule.id == "ROPE-STYLE")
+    assert [finding.text.rpartition(".")[2] for finding in rope.findings] == ["forward", "cos_sin"]
     assert statuses(result, "PAR-REDUCE", "WGT-MAPPED", "KV-NAMES", "NAME-PREFIX") == ["pass"] * 4
 
 

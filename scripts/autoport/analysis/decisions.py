@@ -182,8 +182,12 @@ def chosen(overrides: Sequence[Override], field: str) -> Any:
     return next((item.value for item in overrides if item.field == field), None)
 
 
-def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any]) -> str:
-    """Write decisions.yaml; returns the hash that a confirmation is for."""
+def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any], command: str) -> str:
+    """Write decisions.yaml; returns the hash that a confirmation is for.
+
+    Args:
+        command: What goes on with the port, but for ``--confirm``.
+    """
     shown = {
         "model": f"{plan.architecture.hf_name} from {plan.source}",
         "reference": plan.reference_model,
@@ -215,9 +219,9 @@ def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any]) -> str:
         "overrides": {item.field: item.value for item in plan.overrides},
     }
     text = (
-        f"# Decisions of Step 2. Write section.field: value below overrides, or pass --set; then run the same\n"
-        f"# 'autoport port {port.name}' again, with --context-length {plan.tp.context_length} "
-        f"--batch-size {plan.tp.batch_size} --confirm\n"
+        f"# Decisions of Step 2. To override one, write `section.field: value` under the key `overrides`, or pass\n"
+        f"# --set section.field=value; then run\n"
+        f"#   {command} --confirm\n"
     ) + yaml.safe_dump(msgspec.to_builtins(document), sort_keys=False, allow_unicode=True, width=110)
     write_atomic(port.state_dir / DECISIONS, text.encode())
     return digest

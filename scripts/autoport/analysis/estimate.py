@@ -12,7 +12,12 @@ from autoport.analysis.families import find_family
 from autoport.analysis.instances import Instance, find_instance
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import describe_moe
-from autoport.analysis.tensor_parallel import check_rules, plan_tensor_parallel, total_bytes
+from autoport.analysis.tensor_parallel import (
+    check_rules,
+    plan_tensor_parallel,
+    planned_context,
+    total_bytes,
+)
 from autoport.analysis.traits import Traits
 from autoport.research.config import load_config, read_facts
 from autoport.research.quantization import CONFIG_KEYS
@@ -38,7 +43,7 @@ class Estimate(msgspec.Struct):
 
 def estimate_parallelism(
     source_name: str,
-    context_length: int,
+    context_length: int | None,
     batch_size: int,
     relax: Sequence[str] = (),
     instance: Instance | None = None,
@@ -46,7 +51,7 @@ def estimate_parallelism(
     """Plan TP sizes, and expert parallelism for a mixture of experts, weights estimated from the config.
 
     Raises:
-        Refusal: what `read_facts` and `plan_tensor_parallel` refuse.
+        Refusal: what `read_facts`, `planned_context` and `plan_tensor_parallel` refuse.
     """
     instance = instance or find_instance()
     source = open_source(source_name)
@@ -60,7 +65,8 @@ def estimate_parallelism(
     attention, experts = _fused(facts)
     size = Dimensions.from_facts(facts, attention, experts)
     parts = weight_parts(facts, size)
-    plan = plan_tensor_parallel(size, parts, context_length, batch_size, relax, instance)
+    context = planned_context(context_length, facts.fields["max_position_embeddings"])
+    plan = plan_tensor_parallel(size, parts, context, batch_size, relax, instance)
     expert_plan = None
     if "num_experts" in facts.fields:
         routed = parts["experts"].split

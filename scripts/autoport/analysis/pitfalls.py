@@ -32,7 +32,7 @@ MLP_NORM = {"pre_norm": 1, "sandwich": 2}  # place of the norm before the MLP, a
 def pitfalls(architecture: Architecture, facts: Facts, tp: TpPlan) -> list[Pitfall]:
     """The pitfalls that apply."""
     found = [
-        *_positions(architecture, facts, tp),
+        *_positions(architecture, facts),
         *_norms(architecture, facts),
         *_attention(architecture, facts),
         *_weights(architecture, facts),
@@ -42,7 +42,7 @@ def pitfalls(architecture: Architecture, facts: Facts, tp: TpPlan) -> list[Pitfa
     return [Pitfall(rule, text) for rule, text in found]
 
 
-def _positions(architecture: Architecture, facts: Facts, tp: TpPlan) -> Iterator[tuple[str, str]]:
+def _positions(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, str]]:
     rope, layers = architecture.rope, architecture.layers
     if rope is not None:
         yield (
@@ -70,13 +70,6 @@ def _positions(architecture: Architecture, facts: Facts, tp: TpPlan) -> Iterator
         yield "PIT-NOPE", f"{count} of {architecture.num_layers} layers do not rotate{source}"
     if any(binds(window, architecture) for window in layers.windows):
         yield "PIT-WINDOW", "a prefill bucket must hold the window, and the window whole cache blocks"
-    if tp.context_length > architecture.max_position_embeddings:
-        yield (
-            "PIT-CONTEXT",
-            f"a context of {tp.context_length} tokens is longer than the model's "
-            f"{architecture.max_position_embeddings} positions: plan with --context-length "
-            f"{architecture.max_position_embeddings}",
-        )
 
 
 def _scaling(rope: Rope) -> Iterator[tuple[str, str]]:

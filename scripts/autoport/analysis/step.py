@@ -21,13 +21,14 @@ from autoport.analysis.tensor_parallel import (
     no_valid_tp,
     parameter_bytes,
     plan_tensor_parallel,
+    planned_context,
     recommendation,
     total_bytes,
 )
 from autoport.analysis.weight_map import build_weight_map, second_copies
 from autoport.errors import Refusal, refuse
 from autoport.naming import class_prefix
-from autoport.port import Options, Outcome, Port
+from autoport.port import Options, Outcome, Port, command_line
 from autoport.research.config import config_digest
 from autoport.research.stale import what_changed
 from autoport.schema.architecture import Architecture
@@ -66,7 +67,8 @@ def make_plan(
         weights, gaps = described.weights, described.gaps
     else:
         architecture, weights, applied = _complete(facts, checkpoint, overrides)
-    tp, ep = _plan_parallel(architecture, weights, options)
+    context = planned_context(options.context_length, facts.fields["max_position_embeddings"])
+    tp, ep = _plan_parallel(architecture, weights, context, options)
     size = decisions.chosen(applied, decisions.TP_SIZE)
     if size is not None:
         tp.recommended = _chosen_size(size, tp)
@@ -117,14 +119,12 @@ def _with_operators(gap: Gap, workspace: Workspace) -> Gap:
 
 
 def _plan_parallel(
-    architecture: Architecture, weights: WeightMap, options: Options
+    architecture: Architecture, weights: WeightMap, context_length: int, options: Options
 ) -> tuple[TpPlan, EpPlan | None]:
     instance = find_instance(options.instance, options.lnc)
     size = Dimensions.from_architecture(architecture)
     parts = parameter_bytes(weights, architecture, element_bytes(architecture.dtype))
-    tp = plan_tensor_parallel(
-        size, parts, options.context_length, options.batch_size, options.relax, instance
-    )
+    tp = plan_tensor_parallel(size, parts, context_length, options.batch_size, options.relax, instance)
     if architecture.moe is None:
         return tp, None
     routed = {entry.parameter for entry in weights.entries if entry.transform.startswith("expert_")}
@@ -176,7 +176,7 @@ def run(port: Port, options: Options) -> Outcome:
     gates = {"unconsumed": facts.unconsumed} if facts.unconsumed else {}
     if facts.remote_code:
         gates["remote_code"] = facts.remote_code
-    digest = decisions.write_decisions(port, plan, gates)
+    digest = decisions.write_decisions(port, plan, gates, command_line(port, options))
     summary = f"reference {plan.reference_model}, {recommendation(plan.tp)}"
     if plan.gaps:
         summary += f"; left to be written by hand: {', '.join(gap.section for gap in plan.gaps)}"

@@ -10,10 +10,12 @@ from autoport.analysis.instances import Instance, find_instance
 from autoport.analysis.padding import padded_sizes, padding
 from autoport.errors import refuse
 from autoport.schema.architecture import Architecture, Attention
+from autoport.schema.facts import Fact
 from autoport.schema.parallel import TpCandidate, TpPlan, Violation, WeightBytes
 from autoport.schema.weights import WeightEntry, WeightMap
 from autoport.units import size_text
 
+DEFAULT_CONTEXT = 4096  # tokens per sequence
 KV_BYTES_PER_ELEMENT = 2  # the cache is bfloat16
 
 RELAXABLE = {"even-heads": "R2"}
@@ -88,6 +90,25 @@ def check_rules(size: Dimensions, tp: int, padded: Collection[str] = ()) -> list
         if inner % tp and name not in padded:
             broken.append(Violation("R4", f"{name} {inner} is not a multiple of {tp}"))
     return broken
+
+
+def planned_context(wanted: int | None, positions: Fact) -> int:
+    """Tokens per sequence that the KV cache is planned for: `wanted`, else 4096 or the model's positions if fewer.
+
+    Raises:
+        Refusal: TP-CONTEXT for more tokens than the model has positions, which vLLM does not serve.
+    """
+    if wanted is None:
+        return min(DEFAULT_CONTEXT, positions.value)
+    if wanted > positions.value:
+        raise refuse(
+            "TP-CONTEXT",
+            f"a context of {wanted} tokens is longer than the model's {positions.value} positions "
+            f"({positions.source})",
+            "option --context-length",
+            f"use at most {positions.value}; more needs a config.json that says so, such as one with RoPE scaling",
+        )
+    return wanted
 
 
 def plan_tensor_parallel(

@@ -19,7 +19,7 @@ def command(
     name: Name,
     workspace: WorkspacePath = Path(),
     relax: Relax = [],
-    context_length: ContextLength = 4096,
+    context_length: ContextLength = None,
     batch_size: BatchSize = 1,
     instance: InstanceName = "trn2.48xlarge",
     lnc: Lnc = 2,

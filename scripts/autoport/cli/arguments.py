@@ -56,7 +56,13 @@ Relax = Annotated[
     typer.Option("--relax", metavar="RULE", help="Relax a TP rule (even-heads); the price is printed."),
 ]
 ContextLength = Annotated[
-    int, typer.Option("--context-length", min=1, help="Tokens per sequence for the KV cache.")
+    int | None,
+    typer.Option(
+        "--context-length",
+        min=1,
+        help="Tokens per sequence for the KV cache (default: 4096, or the model's positions if fewer).",
+        show_default=False,
+    ),
 ]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sequences for the KV cache.")]
 InstanceName = Annotated[

@@ -23,7 +23,7 @@ def command(
         typer.Argument(metavar="CONFIG", help="config.json, its folder, or a hub id.", show_default=False),
     ],
     relax: Relax = [],
-    context_length: ContextLength = 4096,
+    context_length: ContextLength = None,
     batch_size: BatchSize = 1,
     instance: InstanceName = "trn2.48xlarge",
     lnc: Lnc = 2,
@@ -47,11 +47,6 @@ def command(
     facts, plan = estimate.facts, estimate.plan
     for warning in facts.warnings:
         note(f"warning: {warning}")
-    positions = facts.fields["max_position_embeddings"].value
-    if context_length > positions:
-        note(
-            f"warning: a context of {context_length} tokens is longer than the model's {positions} positions"
-        )
     for key, value in facts.unconsumed.items():
         note(f"warning: {key} is {value!r:.60}, which no rule took into account")
     if as_json:
@@ -62,9 +57,8 @@ def command(
     else:
         print_table(CANDIDATE_COLUMNS, candidate_rows(plan), title=facts.architecture.value)
         left_out = ", without the vision tower" if estimate.vision else ""
-        print(
-            f"KV cache for {batch_size} x {context_length} tokens; weights are estimated from the config{left_out}."
-        )
+        print(f"KV cache for {batch_size} x {plan.context_length} tokens;", end=" ")
+        print(f"weights are estimated from the config{left_out}.")
         print(f"{hardware_text(plan)} ({hardware.source}).")
         for text in plan.assumptions:
             print(f"Assumption: {text}.")

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from autoport.workspace import Workspace
 
 
-# Names of the switches in `Options` that a run after a pause needs again.
-FLAGS = ("dry_run", "incomplete", "probe", "force", "keep_edited", "replace_row", "no_register")
-
-
 def command(
     name: Name,
     source: Annotated[
@@ -59,7 +55,7 @@ def command(
         typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a decision of the analysis."),
     ] = [],
     relax: Relax = [],
-    context_length: ContextLength = 4096,
+    context_length: ContextLength = None,
     batch_size: BatchSize = 1,
     instance: InstanceName = "trn2.48xlarge",
     lnc: Lnc = 2,
@@ -80,7 +76,15 @@ def command(
     from autoport.analysis import decisions
     from autoport.cli.output import EXIT_CODES, note, print_json
     from autoport.cli.port_report import report
-    from autoport.port import STEPS, Options, StepResult, forget_stale_source, next_step, require_device
+    from autoport.port import (
+        STEPS,
+        Options,
+        StepResult,
+        command_line,
+        forget_stale_source,
+        next_step,
+        require_device,
+    )
     from autoport.port_state import Port
 
     options = Options(
@@ -122,7 +126,7 @@ def command(
         report(port, results, options)
         if results[-1].status == "waiting":
             note(
-                f"waiting for review; to go on: {_same_command(port, options)} --confirm [--set section.field=value]"
+                f"waiting for review; to go on: {command_line(port, options)} --confirm [--set section.field=value]"
             )
         elif results[-1].status == "red":
             note(f"stopped after step {results[-1].number}; mend it and run the same command again")
@@ -144,20 +148,6 @@ def _place(workspace: Path, out_of_tree: Path | None, name: str) -> "Workspace":
     # The current folder is the default of --workspace, and need not be a checkout here.
     plugin = workspace if workspace != Path() or plugin_package(workspace.resolve()) else None
     return PackageWorkspace.open(out_of_tree, name, plugin)
-
-
-def _same_command(port: "Port", options: "Options") -> str:
-    """The command line that goes on with this port from any folder, with the options that change its result."""
-    import shlex
-
-    words = ["autoport", "port", port.name, "--workspace", str(port.workspace.root)]
-    words += [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name)]
-    words += [word for rule in options.relax for word in ("--relax", rule)]
-    words += [word for size in options.tp_sizes for word in ("--tp", str(size))]
-    words += ["--context-length", str(options.context_length), "--batch-size", str(options.batch_size)]
-    if (options.instance, options.lnc) != (type(options)().instance, type(options)().lnc):
-        words += ["--instance", options.instance, "--lnc", str(options.lnc)]
-    return shlex.join(words)
 
 
 def _run(port: "Port", options: "Options") -> list["StepResult"]:

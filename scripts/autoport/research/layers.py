@@ -38,6 +38,11 @@ def resolve_layers(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, F
     window = _window(resolver, in_use)
     if in_use is not None and not in_use.value and in_use.source.startswith("config.json: "):
         del resolver.warnings[before:]  # the class does as config.json says
+    elif in_use is not None and not in_use.value and len(resolver.warnings) > before:
+        given = describe(resolver.config["sliding_window"])
+        resolver.warnings[before:] = [
+            f"sliding_window {given} is not in force: use_sliding_window is false ({in_use.source})"
+        ]
     first = resolver.optional("max_window_layers", is_count, strict=True)
     kinds = resolver.optional("layer_types", is_text_list)
     found: dict[str, Fact] = {}

@@ -271,7 +271,7 @@ def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | N
             resolver.problem(
                 "CFG-ROPE",
                 f"{block_key} has {', '.join(scaling)} but no rope_type",
-                f"add {block_key}.rope_type: {supported_types()}",
+                f"ask who made the checkpoint, and add {block_key}.rope_type: {supported_types()}",
             )
             return None
         source = f"config.json: {resolver.path}{block_key} names no scaling" if block else _no_block(resolver)

@@ -38,7 +38,7 @@ def check(subject: Subject, facts: Facts, plan: Plan, folder: Path) -> RealSize 
     write_atomic(folder / "config.json", msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
     tp_size, batch_size = plan.tp.recommended, plan.tp.batch_size
     unit = math.lcm(TOKENS, tp_size)  # the ranks split a prompt
-    context = _at_most(_longest(plan, facts), unit)
+    context = _at_most(plan.tp.context_length, unit)
     segment = _segment(context, tp_size)
     arguments = (subject, str(folder), tp_size, context, segment, batch_size)
     records: list[HardwareRecord] = []
@@ -62,12 +62,6 @@ def check(subject: Subject, facts: Facts, plan: Plan, folder: Path) -> RealSize 
         seconds=round(time.monotonic() - started, 2),
         failure=failure or "; ".join(broken),
     )
-
-
-def _longest(plan: Plan, facts: Facts) -> int:
-    """Tokens of the longest prompt: what the plan is for, within the model's positions."""
-    positions = facts.fields.get("max_position_embeddings")
-    return min(plan.tp.context_length, positions.value if positions else plan.tp.context_length)
 
 
 def _segment(context: int, tp_size: int) -> int:

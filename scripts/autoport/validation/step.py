@@ -213,10 +213,14 @@ def summarise(proof: Proof) -> str:
         f"bfloat16 R {worst.value:.2f} [{worst.low:.2f}, {worst.high:.2f}], where some tokens may differ"
         + (f", not certain: {UNCERTAIN.format(limit=proof.r_ratio_limit)}" if uncertain else "")
         + "".join(f"; not at TP {size} ({reason})" for size, reason in proof.not_run.items())
-        + (f"; {slow} slow-path notes" if slow else "")
+        + (f"; {_notes(slow)}" if slow else "")
         + (f"; {_at_real_size(proof.real_size)}: {_count(real_size_notes(proof))}" if proof.real_size else "")
     )
 
 
 def _count(notes: Sequence[str]) -> str:
-    return f"{len(notes)} slow-path notes" if notes else "no rule broken"
+    return _notes(len(notes)) if notes else "no rule broken"
+
+
+def _notes(count: int) -> str:
+    return f"{count} slow-path note{'s' if count != 1 else ''}"

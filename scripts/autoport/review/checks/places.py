@@ -38,12 +38,25 @@ def call_places(
 
 
 @check
-def class_places(subject: Subject, pattern: str) -> list[Finding]:
-    """Where a reader has to look at the classes whose names match a regular expression."""
+def class_places(subject: Subject, pattern: str, methods: str = "") -> list[Finding]:
+    """Where a reader has to look at the classes whose names match a regular expression.
+
+    Args:
+        methods: Regular expression of methods, in any class of the port, that go with them.
+    """
     findings = _forwards(subject, pattern)
     if not findings:
         raise NotApplicable(f"no class of the port matches {pattern}")
-    return findings
+    return findings + (_methods(subject, methods) if methods else [])
+
+
+def _methods(subject: Subject, pattern: str) -> list[Finding]:
+    return [
+        judge(cls.file.at(node), f"{cls.name}.{node.name}")
+        for cls in subject.source.modules
+        for node in cls.node.body
+        if isinstance(node, ast.FunctionDef) and re.fullmatch(pattern, node.name)
+    ]
 
 
 def _forwards(subject: Subject, pattern: str) -> list[Finding]:
