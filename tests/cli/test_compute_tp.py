@@ -132,6 +132,11 @@ def test_latent_attention_caches_the_same_on_every_rank(published):
     assert "│ latent" in run(published("deepseek-v2-lite")).stdout
 
 
+def test_a_mixture_whose_layers_are_all_dense_has_no_experts_to_divide(published):
+    document = report(published("deepseek-v3", num_hidden_layers=2, first_k_dense_replace=3))
+    assert document["experts"] is None
+
+
 def test_a_sparse_indexer_counts(published):
     with_indexer, without = (report(published(name))["plan"] for name in ("deepseek-v3.2", "deepseek-v3"))
     weights = [plan["candidates"][0]["weight_bytes_per_rank"] for plan in (with_indexer, without)]

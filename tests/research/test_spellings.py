@@ -96,6 +96,8 @@ def test_a_window_that_the_class_switches_off_is_a_warning(tmp_path):
         (of(*SMOLLM3, num_hidden_layers=8, no_rope_layers=[1] * 7), "CFG-NOPE", "not a list of 8"),
         (PUBLISHED["deepseek-v3"] | {"scoring_func": "new"}, "CFG-ROUTER", "scoring_func is 'new'"),
         (PUBLISHED["deepseek-v3"] | {"topk_method": "new"}, "CFG-ROUTER", "topk_method is 'new'"),
+        (PUBLISHED["deepseek-v3"] | {"moe_layer_freq": [0, 1]}, "CFG-LAYER-TYPES", "has 2 entries for 61 layers"),
+        (PUBLISHED["deepseek-v3"] | {"qk_nope_head_dim": 2**40}, "CFG-TYPE", "qk_rope_head_dim is 1099511627840"),
         (PUBLISHED["mixtral-8x7b"] | {"num_experts_per_tok": 9}, "CFG-EXPERTS", "9 experts per token of 8"),
     ],
 )  # fmt: skip

@@ -68,7 +68,7 @@ def estimate_parallelism(
     context = planned_context(context_length, facts.fields["max_position_embeddings"])
     plan = plan_tensor_parallel(size, parts, context, batch_size, relax, instance)
     expert_plan = None
-    if "num_experts" in facts.fields:
+    if "experts" in parts:
         routed = parts["experts"].split
         dense = total_bytes({name: part for name, part in parts.items() if name != "experts"})
         count = facts.fields["num_experts"].value

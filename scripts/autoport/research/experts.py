@@ -115,12 +115,15 @@ def _moe_layers(resolver: Resolver, count: int) -> Fact | None:
             layers, f"config.json: {', '.join(given)}" if given else "; ".join(dict.fromkeys(computed))
         )
 
+    def check_length(key: str, values: list[Any]) -> None:
+        if len(values) != count:
+            text = f"{key} has {len(values)} entries for {count} layers"
+            resolver.problem("CFG-LAYER-TYPES", text, f"correct {key} in config.json")
+
     indices = range(count)
     kinds = of("mlp_layer_types", list)
     if kinds is not None:
-        if len(kinds) != count:
-            text = f"mlp_layer_types has {len(kinds)} entries for {count} layers"
-            resolver.problem("CFG-LAYER-TYPES", text, "correct mlp_layer_types in config.json")
+        check_length("mlp_layer_types", kinds)
         return fact([kind != "dense" for kind in kinds], "mlp_layer_types")
     named = of("moe_layers", list)
     if named is not None:
@@ -141,6 +144,7 @@ def _moe_layers(resolver: Resolver, count: int) -> Fact | None:
         return fact(layers, "decoder_sparse_step", "mlp_only_layers")
     frequency = resolver.config.get("moe_layer_freq")
     if isinstance(frequency, list):
+        check_length("moe_layer_freq", frequency)
         return fact([bool(item) for item in frequency], "moe_layer_freq")
     first = of("first_k_dense_replace", int)
     first = of("num_dense_layers", int) if first is None else first

@@ -26,5 +26,10 @@ def resolve_latent(resolver: Resolver) -> dict[str, Fact]:
             found[name] = fact
     if "qk_nope_head_dim" in found and "qk_rope_head_dim" in found:
         width = found["qk_nope_head_dim"].value + found["qk_rope_head_dim"].value
+        wrong = is_integer(width)
+        if wrong:
+            text = f"qk_nope_head_dim + qk_rope_head_dim {wrong}"
+            resolver.problem("CFG-TYPE", text, "correct them in config.json")
+            return found
         found["qk_head_dim"] = Fact(width, "derived: qk_nope_head_dim + qk_rope_head_dim")
     return found
