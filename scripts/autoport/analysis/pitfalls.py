@@ -75,15 +75,12 @@ def _positions(architecture: Architecture, facts: Facts) -> Iterator[tuple[str, 
 def _scaling(rope: Rope) -> Iterator[tuple[str, str]]:
     original = rope.parameters.get("original_max_position_embeddings")
     if rope.kind == "longrope":
-        factors = (
-            "short_mscale, beyond it long_mscale"
-            if rope.mscale
-            else "the short factors, beyond it the long ones"
-        )
+        factors, also = "the short factors, beyond it the long ones", "; cos and sin are scaled, too"
+        if rope.mscale:
+            factors, also = "short_mscale, beyond it long_mscale", ""
         yield (
             "PIT-LONGROPE",
-            f"a server whose max_model_len is up to {original} takes {factors}, for every prompt; cos and sin are "
-            "scaled, too",
+            f"a server whose max_model_len is up to {original} takes {factors}, for every prompt{also}",
         )
     elif rope.kind == "dynamic":
         yield (
