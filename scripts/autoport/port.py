@@ -182,6 +182,7 @@ def run_port(port: Port, options: Options, on_start: Callable[[str, Step], None]
             summary = port.manifest.steps[name].summary
             yield StepResult(name, step.number, step.title, "kept", summary, 0.0)
             continue
+        port.manifest.command = command_line(port, options)
         on_start(name, step)
         result = run_step(port, name, options)
         yield result

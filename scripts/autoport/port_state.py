@@ -45,6 +45,7 @@ class Manifest(msgspec.Struct):
     Attributes:
         unregistered: The user left the architecture's row in registry.py to another model.
         incomplete: Sections of model.py that are still to be written by hand.
+        command: What goes on with the last run of `autoport port`, with its options.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Manifest(msgspec.Struct):
     version: str = __version__
     unregistered: bool = False
     incomplete: list[str] = []
+    command: str = ""
     steps: dict[str, StepRecord] = {}
     files: dict[str, FileRecord] = {}
 

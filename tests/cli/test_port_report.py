@@ -62,6 +62,17 @@ def test_a_refused_step_1_leaves_nothing(tmp_path, workspace):
     assert not (workspace.root / STATE_FOLDER).exists()
 
 
+def test_the_status_says_how_to_go_on(port, workspace):
+    def status():
+        return CliRunner().invoke(app, ["status", "tiny", "--workspace", str(workspace.root)]).output
+
+    assert port("--review", "--batch-size", "2").exit_code == 3
+    command = f"autoport port tiny --workspace {workspace.root} --dry-run --batch-size 2"
+    assert f"To go on: {command} --confirm, after the review" in status()
+    assert port("--batch-size", "2").exit_code == 0
+    assert "To go on" not in status()
+
+
 def test_the_status_of_a_port_that_was_only_reviewed_has_no_source(workspace):
     Port(workspace, "nova").save()
     output = CliRunner().invoke(app, ["status", "nova", "--workspace", str(workspace.root)]).output

@@ -32,6 +32,7 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
                 "steps": port.manifest.steps,
                 "tests": tests,
                 "files": files,
+                "command": port.manifest.command,
             }
         )
         return
@@ -50,6 +51,10 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
     title = f"{name}{origin}, in {port.workspace.root}"
     print_table(("Step", "Command", "Status", "Result"), rows + served, title=title)
     print_table(("File", "State"), list(files.items()))
+    records = port.manifest.steps
+    if port.manifest.command and any(step not in records or records[step].status != "done" for step in STEPS):
+        waiting = any(record.status == "waiting" for record in records.values())
+        print(f"To go on: {port.manifest.command}{' --confirm, after the review' if waiting else ''}")
 
 
 def serving_rows(port: "Port") -> list[tuple[str, str, str, str]]:
