@@ -20,7 +20,7 @@ def padded_sizes(size: Dimensions) -> set[str]:
 
 
 def padding(size: Dimensions, tp: int) -> list[Violation]:
-    """What the port fills up at `tp`, for the table of sizes (the vocabulary has a column of its own)."""
+    """What the port fills up at `tp`, for the table of sizes (the vocabulary is `TpCandidate.padded_vocab_size`)."""
     notes = []
     for name in sorted(padded_sizes(size) - {"vocab_size"}):
         real, shard = _sizes(size)[name], padded_shard(name, _sizes(size)[name], tp)

@@ -1,4 +1,4 @@
-"""Tensor-parallel sizes: four divisibility rules, the memory of a rank, and a recommendation."""
+"""Tensor-parallel sizes: five divisibility rules, the memory of a rank, and a recommendation."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
