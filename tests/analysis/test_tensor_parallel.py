@@ -114,6 +114,9 @@ def test_relaxing_costs_nothing_where_attention_is_composed_anyway():
 def test_a_size_without_slow_paths_is_named_beside_the_smallest():
     assert recommendation(plan(YI)).endswith("; TP 4 is the smallest without slow paths")
     assert "slow" not in recommendation(plan(QWEN2))  # TP 1 and 2 both have some
+    ten = msgspec.structs.replace(YI, num_heads=40, num_kv_heads=10, intermediate_size=17920)
+    assert not plan(ten).candidates[5].slow_paths  # TP 10, which splits no segment of a prefill
+    assert "slow" not in recommendation(plan(ten))
     fast = msgspec.structs.replace(YI, num_kv_heads=2, intermediate_size=8192)
     assert "slow" not in recommendation(plan(fast))  # the recommended size has none
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from autoport.analysis.device_rules import device_violations, slow_paths
+from autoport.analysis.device_rules import device_violations, has_segments, slow_paths
 from autoport.analysis.dimensions import EXPERT, Dimensions
 from autoport.analysis.head_rules import candidate_sizes, head_violations
 from autoport.analysis.instances import Instance, find_instance
@@ -243,11 +243,12 @@ def recommendation(plan: TpPlan) -> str:
 
 
 def _without_slow_paths(plan: TpPlan) -> int | None:
-    """The smallest size without slow paths; None when it is the recommended one, or there is none."""
+    """The smallest size without slow paths and with segments; None when it is the recommended one, or for none."""
     fast = (
         item.tp_size
         for item in plan.candidates
-        if item.valid and _is_usual(item) and not item.slow_paths and not item.relaxed
+        if item.valid and _is_usual(item) and has_segments(item.tp_size)
+        if not item.slow_paths and not item.relaxed
     )
     smallest = min(fast, default=None)
     return None if smallest == plan.recommended else smallest
