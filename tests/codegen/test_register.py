@@ -41,6 +41,15 @@ def test_adds_the_row_once(generated: Port) -> None:
     assert generated.workspace.registry_path.read_text() == text
 
 
+def test_other_packages_with_the_class_are_named(generated: Port) -> None:
+    models = generated.workspace.registry_path.parent
+    for name, architecture in (("llama3", "LlamaForCausalLM"), ("llama_like", "LlamaForCausalLMPlus")):
+        (models / name).mkdir()
+        (models / name / "factory.py").write_text(f"class {architecture}(nn.Module):\n    pass\n")
+    summary = register.run(generated, Options()).summary
+    assert "; llama3/ has this class, too: the row serves every LlamaForCausalLM with this port" in summary
+
+
 def test_a_second_port_of_the_architecture_has_to_be_asked_for(generated: Port) -> None:
     register.run(generated, Options())
     other = add_port(generated, "other")

@@ -51,12 +51,27 @@ def run(port: Port, options: Options) -> Outcome:
     with port.workspace.lock("registry"):
         before, after = edited(port, architecture, options.replace_row, options.aliases)
         registered = f"{', '.join(dict.fromkeys((architecture, *options.aliases)))} -> {port.name}"
+        registered += _also_in(port, architecture)
         if after == before:
             return Outcome("done", registered)
         if path.read_bytes() != before:
             raise refuse("REG-CHANGED", "changed while it was being edited", path, "run the command again")
         write_atomic(path, after, staging=port.state_dir / "staging")
     return Outcome("done", registered, files=[str(path.relative_to(port.workspace.root))])
+
+
+def _also_in(port: Port, architecture: str) -> str:
+    """A remark on the checkout's other packages that have a class for the architecture."""
+    others = [
+        factory.parent.name
+        for factory in sorted(port.workspace.registry_path.parent.glob("*/factory.py"))
+        if factory.parent.name != port.name
+        and re.search(rf"^class {architecture}\b", factory.read_text(errors="replace"), re.MULTILINE)
+    ]
+    if not others:
+        return ""
+    places = ", ".join(f"{name}/" for name in others)
+    return f"; {places} has this class, too: the row serves every {architecture} with this port"
 
 
 def stays_out(port: Port, options: Options) -> bool:
