@@ -1,5 +1,7 @@
 """Facts and headers -> Architecture; everything out of scope is refused with value, place and way forward."""
 
+import re
+
 import pytest
 from autoport.analysis.architecture import describe_architecture
 from autoport.analysis.families import FAMILIES, find_family
@@ -194,11 +196,6 @@ def test_a_tied_head_that_differs_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "rule", "value"),
     [
-        (
-            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
-            "SCOPE-ARCH",
-            "MambaForCausalLM",
-        ),
         ({"model_type": "mistral", "sliding_window": None}, "SCOPE-ARCH", "'mistral'"),
         ({"hidden_act": "tanh"}, "SCOPE-ACTIVATION", "'tanh'"),
         ({"rope_scaling": {"type": "dynamic", "factor": "4"}}, "CFG-ROPE", "factor, found '4'"),
@@ -260,9 +257,11 @@ def test_the_exact_name_of_the_config_is_the_one_to_register(tmp_path):
 
 def test_an_architecture_out_of_scope_is_the_only_problem(tmp_path):
     config = small_config(architectures=["MambaForCausalLM"], model_type="mamba", hidden_act="tanh")
-    (problem,) = refused(tmp_path, config, {"backbone.layers.0.mixer.A_log": ("F32", (128, 16))})
-    assert problem.rule == "SCOPE-ARCH"
+    problem, feature = refused(tmp_path, config, {"backbone.layers.0.mixer.A_log": ("F32", (128, 16))})
+    assert problem.rule == feature.rule == "SCOPE-ARCH"
+    assert "MambaForCausalLM" in problem.found
     assert "references/coverage.md" in problem.next_step
+    assert re.fullmatch(r"modeling_mamba\.py:\d+, MambaMixer", feature.where)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +276,9 @@ def test_a_class_that_is_no_llama_with_other_parts_is_written_by_hand_as_a_whole
     for describe_class in (describe_architecture, describe_with_gaps):
         with pytest.raises(Refusal) as error:
             describe_class(*found)
-        (problem,) = error.value.problems
-        assert problem.rule == "SCOPE-ARCH"
+        problem, *features = error.value.problems
+        assert features
+        assert {item.rule for item in error.value.problems} == {"SCOPE-ARCH"}
         assert f"reference model {nearest}/" in problem.next_step
         assert "--incomplete" not in problem.next_step
 
@@ -291,10 +291,11 @@ def test_a_class_whose_keys_are_not_llamas_is_one_problem_with_incomplete(tmp_pa
     }
     with pytest.raises(Refusal) as error:
         describe_with_gaps(*research(str(write_checkpoint(tmp_path, config, keys))))
-    (problem,) = error.value.problems
-    assert problem.rule == "SCOPE-ARCH"
+    problem, feature = error.value.problems
+    assert problem.rule == feature.rule == "SCOPE-ARCH"
     assert "cannot be planned as Llama with other parts: MAP-" in problem.found
     assert "by hand as a whole" in problem.next_step
+    assert "differential attention" in feature.found
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 
 import pytest
@@ -220,8 +221,9 @@ def test_experts_whose_share_the_kernel_refuses_are_padded(tmp_path):
 def test_latent_attention_is_sized_and_refused_with_the_way_forward(tmp_path, name):
     with pytest.raises(Refusal, match="multi-head latent attention") as caught:
         plan_of(tmp_path, name)
-    (problem,) = caught.value.problems
+    problem, *features = caught.value.problems
     assert "deepseek_v32/" in problem.next_step
+    assert any(re.fullmatch(r"modeling_deepseek_v\w+\.py:\d+, \w+Attention", item.where) for item in features)
     estimate = estimate_parallelism(str(tmp_path), 4096, 1)
     assert estimate.experts is not None
     assert all(

@@ -20,7 +20,7 @@ from published import PUBLISHED
 
 
 def decoder_of(text: str, entry: str = "Model", **values: object) -> Decoder:
-    return Decoder(ModelingFile("modeling_x.py", ast.parse(text), (entry,), own=True), values)
+    return Decoder(ModelingFile("modeling_x.py", text, ast.parse(text), (entry,), own=True), values)
 
 
 def findings_of(tmp_path, name):

@@ -2,7 +2,7 @@
 
 import pytest
 from autoport.cli import sweep as command
-from autoport.errors import Refusal
+from autoport.errors import Problem, Refusal
 from autoport.resources import references_dir
 from autoport.validation import landscape, sweep
 from autoport.validation.sweep import Result, code_digest, port_one, read_report, write_report
@@ -61,3 +61,16 @@ def test_resume_leaves_out_what_this_code_has_swept(tmp_path, capsys):
 def test_an_unknown_name_is_refused(tmp_path):
     with pytest.raises(Refusal, match="not in the landscape: lama"):
         command.command(arch=["lama"], jobs=1, out=tmp_path, tp=None, resume=False)
+
+
+def test_a_refusal_is_one_reason_by_rule_and_a_row_stays_readable(tmp_path):
+    problems = [
+        Problem(rule, text, "", "") for rule, text in [("A", "one"), ("B", "two"), ("A", "word " * 80)]
+    ]
+    reasons = sweep.reasons_of(problems)
+    assert reasons[0].startswith("A: one; word word")
+    assert reasons[1] == "B: two"
+    write_report([row("bloom", verdict="refused", reasons=reasons)], tmp_path)
+    [line] = [line for line in (tmp_path / "coverage.md").read_text().splitlines() if "`Bloom" in line]
+    assert "word word ... |" in line
+    assert len(line) < 400

@@ -7,6 +7,7 @@ checkpoint and in its modeling file. The proof decides whether the rest of it is
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 import msgspec
 
@@ -16,11 +17,12 @@ from autoport.analysis.crosscheck import absent_size_problems, head_problems, pr
 from autoport.analysis.families import find_family
 from autoport.analysis.families.family import Family
 from autoport.analysis.keys import CheckpointKeys
-from autoport.analysis.scope import GAP_RULES, WHOLE_BY_HAND, GapSection, facts_problems, not_llama_like
+from autoport.analysis.not_ported import SIZES, WHOLE_BY_HAND, UnportedClass, unported_class
+from autoport.analysis.scope import GAP_RULES, GapSection, facts_problems
 from autoport.analysis.source_check import source_conflicts
 from autoport.analysis.traits import Traits
 from autoport.analysis.weight_map import LAYER, build_weight_map
-from autoport.errors import Problem, Refusal, refuse
+from autoport.errors import Problem, Refusal
 from autoport.research.modeling.classes import Decoder
 from autoport.research.modeling.locate import transformers_file
 from autoport.schema.architecture import Architecture
@@ -28,6 +30,7 @@ from autoport.schema.facts import Checkpoint, Facts, Finding
 from autoport.schema.plan import Gap, GapParameter
 from autoport.schema.weights import WeightEntry, WeightMap
 
+GAPS: tuple[GapSection, ...] = get_args(GapSection)
 TOPICS: dict[str, GapSection] = {
     "block": "decoder",
     "scale": "decoder",
@@ -61,29 +64,52 @@ def describe_with_gaps(facts: Facts, checkpoint: Checkpoint) -> Described:
     name, model_type = facts.architecture.value, facts.model_type.value
     family = find_family(name, model_type)
     if family is not None:
-        return _describe(facts, checkpoint, family)
+        return _describe(facts, checkpoint, family, {})
+    unported = unported_class(facts)
+    if unported.is_nested or any(not set(feature.sections) <= set(GAPS) for feature in unported.features):
+        raise Refusal(*unported.problems(facts.config_file))
+    known: dict[GapSection, list[str]] = {}
+    for feature in unported.features:
+        for section in GAPS:
+            if section in feature.sections:
+                known.setdefault(section, []).append(f"{feature.what} ({unported.place(feature)})")
     try:
-        return _describe(facts, checkpoint, Family(model_type=model_type, hf_name=name))
+        llama = Family(model_type=model_type, hf_name=name)
+        return _describe(facts, checkpoint, llama, known)
     except Refusal as refusal:
-        raise _not_llama(facts, refusal.problems) from refusal
+        raise _not_llama(unported, refusal.problems) from refusal
 
 
-def _not_llama(facts: Facts, problems: Sequence[Problem]) -> Refusal:
-    if not_llama_like(facts)[1]:
-        return Refusal(*facts_problems(facts))
+def with_way_in(refusal: Refusal, facts: Facts, checkpoint: Checkpoint) -> Refusal:
+    """The refusal of a class without a declaration; where all but some sections can be written, with these."""
+    if find_family(facts.architecture.value, facts.model_type.value) is not None:
+        return refusal
+    try:
+        gaps = describe_with_gaps(facts, checkpoint).gaps
+    except Refusal:
+        return refusal
+    written = f"all but {' and '.join(gap.section for gap in gaps)}" if gaps else "every section"
+    step = f"'autoport port NAME SOURCE --incomplete' writes {written}, as of a Llama with other parts{SIZES}"
+    return Refusal(msgspec.structs.replace(refusal.problems[0], next_step=step), *refusal.problems[1:])
+
+
+def _not_llama(unported: UnportedClass, problems: Sequence[Problem]) -> Refusal:
     first = problems[0]
+    if first.rule == "SCOPE-ARCH":
+        return Refusal(*problems)
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return refuse(
-        "SCOPE-ARCH",
-        f"architecture {facts.architecture.value!r} cannot be planned as Llama with other parts: "
-        f"{first.rule}: {first.found}{more}",
-        first.where,
-        WHOLE_BY_HAND.format(nearest=not_llama_like(facts)[0]),
+    found = (
+        f"architecture {unported.architecture!r} cannot be planned as Llama with other parts: "
+        f"{first.rule}: {first.found}{more}"
     )
+    step = WHOLE_BY_HAND.format(nearest=unported.nearest) + SIZES
+    return Refusal(Problem("SCOPE-ARCH", found, first.where, step), *unported.feature_problems())
 
 
-def _describe(facts: Facts, checkpoint: Checkpoint, family: Family) -> Described:
-    found: dict[GapSection, list[str]] = {}
+def _describe(
+    facts: Facts, checkpoint: Checkpoint, family: Family, found: dict[GapSection, list[str]]
+) -> Described:
+    """Describe the model; `found` is what is known to be missing, by section."""
     fatal: list[Problem] = []
     for problem in facts_problems(facts, family):
         section = GAP_RULES.get(problem.rule)

@@ -4,15 +4,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from autoport import expressions
 from autoport.analysis.families import find_family
 from autoport.analysis.families.family import NORM_NAMES, Family
-from autoport.analysis.families.refused import REFUSED
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import moe_findings
+from autoport.analysis.not_ported import unported_class
 from autoport.analysis.positions import rope_by_label, rotary_dim
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
-from autoport.research.config import NOT_PORTED
 from autoport.research.fields import describe, is_number
 from autoport.research.keys import ranges
 from autoport.research.rope import SCALINGS, supported_types
@@ -22,11 +22,6 @@ INCOMPLETE = "'autoport port NAME SOURCE --incomplete' writes all the rest"
 BY_HAND = (
     "port it without this part if config.json is wrong, or write this part by hand in Step 4 of SKILL.md, "
     "from the nearest reference model"
-)
-WHOLE_BY_HAND = (
-    "references/coverage.md lists the classes that can be ported; this one is written by hand as a whole, from "
-    "Step 4 of SKILL.md on: start from the reference model {nearest}/, and 'autoport search-ops' finds the "
-    "operators; 'autoport compute-tp' shows its parallel sizes"
 )
 Finding = tuple[str, str, str]
 """Rule, what was found, next step."""
@@ -85,50 +80,18 @@ def facts_problems(facts: Facts, assumed: Family | None = None) -> list[Problem]
     Args:
         assumed: Declaration to go by, whether or not the class has one.
     """
-    found = [] if assumed else [*_class_findings(facts)]
-    family = assumed or find_family(facts.architecture.value, facts.model_type.value)
-    if family:
-        traits = Traits(family, facts)
-        found += [*_feature_findings(facts.fields, traits), *_rope_findings(facts.fields, traits)]
-        found += moe_findings(traits)
-    return [Problem(rule, text, facts.config_file, next_step) for rule, text, next_step in found]
-
-
-def _class_findings(facts: Facts) -> Iterator[Finding]:
     name, model_type = facts.architecture.value, facts.model_type.value
-    family = find_family(name, model_type)
+    family = assumed or find_family(name, model_type)
     if family is None:
-        nearest, foreign = not_llama_like(facts)
-        reasons = [*([REFUSED[name]] if name in REFUSED else []), *foreign]
-        found = f"architecture {name!r} is not supported{': ' if reasons else ''}{'; '.join(reasons)}"
-        step = f"{NOT_PORTED}, here llama3/; {INCOMPLETE}; 'autoport compute-tp' shows its parallel sizes"
-        yield "SCOPE-ARCH", found, WHOLE_BY_HAND.format(nearest=nearest) if foreign else step
-    elif family.model_type != model_type:
-        found = (
-            f"model_type {model_type!r} with architecture {name!r}, which belongs to {family.model_type!r}"
-        )
-        yield "SCOPE-ARCH", found, "correct one of the two in config.json"
-
-
-def not_llama_like(facts: Facts) -> tuple[str, list[str]]:
-    """The nearest reference model, and what keeps a class without a declaration from a plan with gaps.
-
-    Such a plan takes the class for Llama with other parts (see `incomplete`); these are no parts of a Llama layer
-    but change its weights, its cache or the whole model.
-    """
-    nearest, reasons = "llama3", []
-    if "num_experts" in facts.fields:
-        nearest = "gpt_oss"
-        reasons.append(f"a mixture of experts ({facts.fields['num_experts'].source})")
-    if "vision" in facts.fields:
-        nearest = "qwen3_vl"
-        reasons.append(f"a vision tower ({facts.fields['vision'].source})")
-    elif facts.text_path:
-        reasons.append(f"a decoder inside a larger model (config.json: {facts.text_path.rstrip('.')})")
-    if "kv_lora_rank" in facts.fields:
-        nearest = "deepseek_v32"
-        reasons.append(f"multi-head latent attention ({facts.fields['kv_lora_rank'].source})")
-    return nearest, reasons
+        return unported_class(facts).problems(facts.config_file)
+    traits = Traits(family, facts)
+    found: list[Finding] = []
+    if not assumed and family.model_type != model_type:
+        text = f"model_type {model_type!r} with architecture {name!r}, which belongs to {family.model_type!r}"
+        found.append(("SCOPE-ARCH", text, "correct one of the two in config.json"))
+    found += [*_feature_findings(facts.fields, traits), *_rope_findings(facts.fields, traits)]
+    found += moe_findings(traits)
+    return [Problem(rule, text, facts.config_file, next_step) for rule, text, next_step in found]
 
 
 def _feature_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Finding]:
@@ -146,7 +109,14 @@ def _feature_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Fi
         fact = traits.fact(condition)
         if not fact.value:
             what = re.sub(r"\{(.+?)\}", lambda match: describe(traits.value(match[1])), what)
-            yield rule, f"{what} ({fact.source})", _next_step(rule)
+            place = _read_at(traits.facts, *expressions.names(condition))
+            yield rule, f"{what} ({fact.source}{place})", _next_step(rule)
+
+
+def _read_at(facts: Facts, *attributes: str) -> str:
+    """Where the modeling file reads one of these config attributes first."""
+    places = [facts.modeling.reads[name] for name in attributes if name in facts.modeling.reads]
+    return f"; {places[0]}" if places else ""
 
 
 def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Finding]:
@@ -176,7 +146,12 @@ def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Findi
                 yield "SCOPE-ROPE", f"rope_type {kind!r} for one kind of layer ({source}.{label})", BY_HAND
     ropes = rope_by_label(traits, traits.per_layer(traits.family.rope_labels))
     if len({rope.rotary_dim for rope in ropes.values()}) > 1:
-        yield "SCOPE-ROPE", f"kinds of layers that rotate different parts of a head ({source})", BY_HAND
+        place = _read_at(traits.facts, "rope_parameters")
+        yield (
+            "SCOPE-ROPE",
+            f"kinds of layers that rotate different parts of a head ({source}{place})",
+            f"{BY_HAND}: permute q and k of each kind at load time, with identity rows (cos 1, sin 0) for the rest",
+        )
 
 
 def _scaling_findings(kind: Any, parameters: Mapping[str, Any], source: str) -> Iterator[Finding]:

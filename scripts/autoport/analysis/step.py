@@ -11,7 +11,7 @@ from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.expert_parallel import plan_expert_parallel
 from autoport.analysis.families import find_family
-from autoport.analysis.incomplete import describe_with_gaps
+from autoport.analysis.incomplete import describe_with_gaps, with_way_in
 from autoport.analysis.instances import find_instance
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.pitfalls import pitfalls
@@ -66,7 +66,10 @@ def make_plan(
         architecture, applied = decisions.apply(described.architecture, overrides)
         weights, gaps = described.weights, described.gaps
     else:
-        architecture, weights, applied = _complete(facts, checkpoint, overrides)
+        try:
+            architecture, weights, applied = _complete(facts, checkpoint, overrides)
+        except Refusal as refusal:
+            raise with_way_in(refusal, facts, checkpoint) from refusal
     context = planned_context(options.context_length, facts.fields["max_position_embeddings"])
     tp, ep = _plan_parallel(architecture, weights, context, options)
     size = decisions.chosen(applied, decisions.TP_SIZE)

@@ -66,6 +66,8 @@ def declared_types(model_type: str) -> dict[str, tuple[str, Any, str]]:
 def _fits(value: Any, kind: Any) -> bool:
     """Whether `value` is of the type, as strict dataclasses see it: True is no int, and 1 is no float."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if kind is float and isinstance(value, Mapping) and set(value) == {"__float__"}:
+        return True  # infinity, as transformers 5 writes it
     if origin is typing.Union:
         return any(_fits(value, part) for part in parts)
     if origin is typing.Literal:

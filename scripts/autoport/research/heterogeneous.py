@@ -6,7 +6,7 @@ from typing import Any
 from autoport.research.aliases import ALIASES
 from autoport.research.fields import Resolver, describe
 
-NEXT_STEP = (
+BY_HAND = (
     "layers of different shapes are not ported: write the model by hand, from the nearest reference model"
 )
 PER_LAYER = ("num_heads", "num_kv_heads", "intermediate_size", "head_dim", "hidden_size")
@@ -33,7 +33,7 @@ def heterogeneous_problems(resolver: Resolver) -> set[str]:
 
 
 def _problem(resolver: Resolver, found: str) -> None:
-    resolver.problem("CFG-PER-LAYER", found, NEXT_STEP)
+    resolver.problem("CFG-PER-LAYER", found, BY_HAND)
 
 
 def _without(values: list[Any]) -> str:

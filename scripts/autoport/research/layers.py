@@ -18,6 +18,7 @@ from autoport.schema.facts import Fact
 WINDOWED = ("sliding_attention", "local", "local_attention")
 FULL = ("full_attention", "global", "attention")
 CHUNKED = "chunked_attention"
+NOT_ATTENTION = "layers that are not attention are not ported; a model of attention layers only can be"
 
 # Classes whose modeling file rotates only in layers with a window.
 ROTATED_WHERE_WINDOWED = ("cohere2", "exaone4", "exaone_moe", "afmoe")
@@ -119,9 +120,7 @@ def _check_kinds(resolver: Resolver, kinds: Fact, count: int, window: int | None
     if foreign:
         where = [i for i, kind in enumerate(kinds.value) if kind in foreign]
         found = f"layer_types has {', '.join(foreign)} (layer {where[0]}; {kinds.source})"
-        problem(
-            found, "layers that are not attention are not ported; a model of attention layers only can be"
-        )
+        problem(found, NOT_ATTENTION)
     if set(kinds.value) & set(WINDOWED) and not window:
         problem("layer_types has sliding_attention but no sliding_window is in force")
 

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from autoport.analysis.families import find_family
+from autoport.analysis.not_ported import with_features
 from autoport.analysis.source_check import names_read
 from autoport.errors import Problem, Refusal, refuse
 from autoport.port import Options, Outcome, Port
@@ -51,7 +52,7 @@ def research(source_name: str) -> tuple[Facts, Checkpoint]:
         facts = read_facts(source, config)
         facts.stored_as, facts.config_digest = stored_as, digest
     except Refusal as refusal:
-        problems += refusal.problems
+        problems += with_features(refusal.problems, source, config)
     try:
         stored = checkpoint = no_weights(source) or read_checkpoint(source)
         checkpoint = (

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from autoport.errors import Refusal
+from autoport.errors import Problem, Refusal
 from autoport.files import write_atomic
 from autoport.modules import search_path
 from autoport.port import STEPS, Options, run_step
@@ -32,6 +33,7 @@ from autoport.workspace import Workspace
 
 TIME_LIMIT = 600.0  # seconds for one port with its proof
 PORT_NAME = "swept"
+LONGEST_NOTE = 300  # characters
 WIDE = 4  # TP size for which the checkpoint has twice the heads
 Verdict = Literal["ported", "red", "refused", "failed"]
 MARKS = {"ported": "✅ proven", "red": "❌ red", "refused": "refused", "failed": "❌ failed"}
@@ -175,7 +177,7 @@ def port_one(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
             if outcome.status != "done":
                 problems.append(f"{step}: {outcome.summary}")
     except Refusal as refusal:
-        return _result(name, "refused", [f"{problem.rule}: {problem.found}" for problem in refusal.problems])
+        return _result(name, "refused", reasons_of(refusal.problems))
     plan = port.read_state("plan.json", Plan, "analyze")
     proof = port.read_state("proof.json", Proof, "prove")
     result = _result(name, "red" if problems else "ported", problems)
@@ -189,6 +191,14 @@ def port_one(name: str, folder: Path, tp_sizes: Sequence[int]) -> Result:
     result.r_ratio = max((ratio for ratio in ratios if ratio is not None), default=None)
     result.lines = (port.workspace.model_dir(PORT_NAME) / "model.py").read_text().count("\n")
     return result
+
+
+def reasons_of(problems: Sequence[Problem]) -> list[str]:
+    """What was found, by rule."""
+    found: dict[str, list[str]] = {}
+    for problem in problems:
+        found.setdefault(problem.rule, []).append(problem.found)
+    return [f"{rule}: {'; '.join(texts)}" for rule, texts in found.items()]
 
 
 def _result(name: str, verdict: Verdict, reasons: list[str]) -> Result:
@@ -254,11 +264,8 @@ def _markdown(results: Sequence[Result]) -> Iterator[str]:
     yield "|---" * (len(columns) + 2) + "|"
     for result in results:
         wide = result.wide
-        notes = (
-            "; ".join(result.reasons or (wide and wide.reasons) or result.composed)
-            .replace("|", "/")
-            .replace("\n", " ")[:300]
-        )
+        notes = "; ".join(result.reasons or (wide and wide.reasons) or result.composed).replace("|", "/")
+        notes = textwrap.shorten(notes, LONGEST_NOTE, placeholder=" ...")
         error = "" if result.error is None else f"{result.error:.1e}"
         ratio = "" if result.r_ratio is None else f"{result.r_ratio:.2f}"
         sizes = ", ".join(map(str, result.tp_sizes))

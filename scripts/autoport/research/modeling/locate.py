@@ -20,12 +20,14 @@ class ModelingFile(msgspec.Struct, frozen=True):
 
     Attributes:
         name: File name, for findings.
+        text: What it says.
         tree: Its syntax tree.
         entries: Classes to start from.
         own: Whether it comes with the checkpoint (remote code) instead of transformers.
     """
 
     name: str
+    text: str
     tree: ast.Module
     entries: tuple[str, ...]
     own: bool
@@ -35,9 +37,9 @@ def find_modeling_file(
     source: Source, config: Mapping[str, Any], architecture: str, model_type: str
 ) -> tuple[ModelingFile | None, str]:
     """The modeling file of `architecture`, and why there is none (or a note about it)."""
-    text = transformers_file(architecture, model_type)
-    if text is not None:
-        return text, ""
+    installed = transformers_file(architecture, model_type)
+    if installed is not None:
+        return installed, ""
     auto_map = config.get("auto_map")
     entry = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, Mapping) else None
     match = OWN_CODE.fullmatch(entry) if isinstance(entry, str) else None
@@ -49,10 +51,11 @@ def find_modeling_file(
     if size is None or size > LARGEST_FILE_BYTES:
         return None, f"no modeling file: {file} is {'missing' if size is None else f'{size} bytes large'}"
     try:
-        tree = ast.parse(source.read(file, 0, LARGEST_FILE_BYTES).decode())
+        text = source.read(file, 0, LARGEST_FILE_BYTES).decode()
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return None, f"{file} cannot be parsed: {error}"
-    return ModelingFile(file, tree, (match["name"],), own=True), ""
+    return ModelingFile(file, text, tree, (match["name"],), own=True), ""
 
 
 def transformers_file(architecture: str, model_type: str) -> ModelingFile | None:
@@ -66,4 +69,5 @@ def transformers_file(architecture: str, model_type: str) -> ModelingFile | None
     # The same class may be spelled differently in capitals in a checkpoint's config (PhiMoE, Phimoe).
     wanted = {architecture.lower(), causal_lm_classes().get(model_type, architecture).lower()}
     entries = tuple(sorted(name for name in names if name.lower() in wanted))
-    return ModelingFile(path.name, tree, entries, own=False) if entries else None
+    text = path.read_text(encoding="utf-8") if entries else ""
+    return ModelingFile(path.name, text, tree, entries, own=False) if entries else None
