@@ -24,12 +24,15 @@ MIN_HEAD_DIM = 16  # eight RoPE frequencies
 MAX_HEAD_DIM = 128  # the attention kernels' limit
 MIN_VOCAB = 512
 HIDDEN_MULTIPLES = (256, 128)  # what the decode kernels and the others ask of hidden_size
-LONGROPE_CONTEXT = 2 * SINGLE_SHOT_MODEL_LEN  # the single-shot run is within it, the segmented one beyond
+LONGROPE_CONTEXT = SINGLE_SHOT_MODEL_LEN  # the single-shot run is just within it, the segmented one beyond
 YARN_CONTEXT = 256  # of YaRN, and of whatever scaling layers differ in; prompts exceed it
+NORM_EPS = 0.003  # a wrong one shows; usual ones vanish beside activations with a variance of about one
+SOFTCAP = 5.0  # bends the twin's scores
 WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
 
 # Config keys of sizes that a config leaves to its class, so that no key says where they go.
 SIZED_AS_HIDDEN = ("word_embed_proj_dim",)
+SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 # Facts of the sizes that a port may pad.
 SIZE_FACTS = {
     "intermediate_size": "intermediate_size",
@@ -46,7 +49,8 @@ def shrink(facts: Facts) -> dict[str, Any]:
     Kept: the ratio of query to KV heads, which of TP 1, 2 and 4 are valid (and whether they shard or
     replicate KV heads), whether head_dim is given or derived and how heads * head_dim compares to
     hidden_size, divisibility of the vocabulary and the MLP by the TP sizes (odd where the port pads them),
-    every kind of layer, a window that prompts exceed, and every band of the RoPE scaling.
+    every kind of layer, a window that prompts exceed, and every band of the RoPE scaling. The eps of norms and
+    the softcaps of logits are not kept but made to show.
 
     Raises:
         Refusal: TWIN-SHRINK when no small config keeps the structure.
@@ -78,6 +82,9 @@ def shrink(facts: Facts) -> dict[str, Any]:
     sizes |= expert_sizes(value, divisible_as, padded)
     if value.get("sliding_window") is not None:
         sizes["sliding_window"] = min(value["sliding_window"], WINDOW)
+    eps = facts.fields.get("norm_eps")
+    if eps is not None and eps.source.startswith("config.json: "):
+        sizes["norm_eps"] = NORM_EPS
     twin = with_few_layers(facts)
     for name, size in sizes.items():
         _set_size(twin, name, size, facts)
@@ -86,6 +93,9 @@ def shrink(facts: Facts) -> dict[str, Any]:
     for key in SIZED_AS_HIDDEN:
         if twin.get(key) == value["hidden_size"]:
             twin[key] = hidden
+    for key in SOFTCAPS:
+        if twin.get(key):
+            twin[key] = min(twin[key], SOFTCAP)
     if original_context is not None:
         _replace(twin, "original_max_position_embeddings", original_context)
     if value["rope_type"] in ("yarn", "per_layer_type"):
