@@ -72,6 +72,10 @@ QWEN2, QWEN3 = ("Qwen2ForCausalLM", "qwen2"), ("Qwen3ForCausalLM", "qwen3")
         (GLM, "rope_parameters", {"partial_rotary_factor": 0.5}, "derived"),
         (PUBLISHED["qwen3-30b-a3b"] | {"num_experts": 64}, "num_experts", 64, "config.json: num_experts"),
         (PUBLISHED["olmo-1b"], "norm_eps", 1e-5, "a constant in the code of olmo"),
+        (
+            of("BioGptForCausalLM", "biogpt", layer_norm_eps=1e-12),
+            "norm_eps", 1e-5, "a constant in the code of biogpt",
+        ),
         (PUBLISHED["olmo-1b"], "rope_type", "default", "config.json: no rope_scaling or rope_parameters"),
         (
             {"architectures": ["MllamaForConditionalGeneration"], "text_config": PUBLISHED["qwen3-8b"]},

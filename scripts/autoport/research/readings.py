@@ -10,6 +10,7 @@ N_INNER = {"intermediate_size": "n_inner if n_inner is not None else 4 * n_embd"
 ROPE_10000 = {"rope_parameters": "{'rope_type': 'default', 'rope_theta': 10000.0}"}
 
 READINGS: dict[str, dict[str, str]] = {
+    "biogpt": {"norm_eps": "1e-05"},
     "bloom": {
         "intermediate_size": "4 * hidden_size",
         "activation": "'gelu_pytorch_tanh'",
@@ -28,7 +29,7 @@ READINGS: dict[str, dict[str, str]] = {
             "for i in range(num_hidden_layers)]"
         ),
     },
-    "ctrl": {"activation": "'relu'"},
+    "ctrl": {"activation": "'relu'", "norm_eps": "1e-06"},
     "dbrx": {
         "activation": "ffn_config['ffn_act_fn']['name']",
         "intermediate_size": "ffn_config['ffn_hidden_size']",

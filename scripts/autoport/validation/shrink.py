@@ -26,7 +26,7 @@ MIN_VOCAB = 512
 HIDDEN_MULTIPLES = (256, 128)  # what the decode kernels and the others ask of hidden_size
 LONGROPE_CONTEXT = SINGLE_SHOT_MODEL_LEN  # the single-shot run is just within it, the segmented one beyond
 YARN_CONTEXT = 256  # of YaRN, and of whatever scaling layers differ in; prompts exceed it
-NORM_EPS = 0.003  # a wrong one shows; usual ones vanish beside activations with a variance of about one
+NORM_EPS = 0.002  # a wrong one shows; usual ones vanish beside activations with a variance of about one
 SOFTCAP = 5.0  # bends the twin's scores
 WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
 

@@ -235,5 +235,12 @@ GPT2_FAMILIES = [
         positions="sinusoidal_halves",
         embedding_scale="n_embd ** 0.5",
         mlp="plain",
+        requires=(
+            (
+                "layer_norm_epsilon == 1e-06",
+                "SCOPE-NORM",
+                "an eps of {layer_norm_epsilon} in the last norm only",
+            ),
+        ),
     ),
 ]
