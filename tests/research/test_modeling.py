@@ -8,13 +8,15 @@ import pytest
 from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
 from autoport.port import Options
+from autoport.research.config import load_config, read_facts
 from autoport.research.modeling.blocks import block_findings
 from autoport.research.modeling.classes import Decoder
 from autoport.research.modeling.locate import ModelingFile
 from autoport.research.modeling.norms import norm_findings, read_norm
 from autoport.research.modeling.rotary import rotary_findings
 from autoport.research.modeling.routers import read_router
-from autoport.research.step import research
+from autoport.research.source import open_source
+from autoport.research.step import add_modeling, research
 from checkpoints import llama_keys, small_config, write_checkpoint
 from published import PUBLISHED
 
@@ -509,3 +511,20 @@ def test_findings_are_json(tmp_path):
     reading = findings_of(tmp_path, "llama-3.1-8b")
     assert msgspec.json.decode(msgspec.json.encode(reading), type=type(reading)) == reading
     json.dumps([finding.value for finding in reading.findings])
+
+
+def test_a_default_that_the_class_does_not_read_settles_itself(tmp_path):
+    own = {"no_bias": True, "norm_type": "other"}
+    config = {
+        "architectures": ["MptForCausalLM"],
+        "model_type": "mpt",
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config | own))
+    source = open_source(str(tmp_path))
+    facts = read_facts(source, load_config(source))
+    assert facts.unconsumed == own
+    add_modeling(source, facts)
+    assert (facts.inert, facts.unconsumed) == (["no_bias"], {"norm_type": "other"})

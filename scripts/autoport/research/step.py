@@ -11,7 +11,7 @@ from autoport.port import Options, Outcome, Port
 from autoport.research.checkpoint import no_weights, read_checkpoint
 from autoport.research.config import config_digest, load_config, read_facts
 from autoport.research.config_class import class_attributes
-from autoport.research.config_defaults import class_source
+from autoport.research.config_defaults import class_source, config_defaults
 from autoport.research.dequantized import dequantized, without_declaration
 from autoport.research.draft import draft_problems, find_draft
 from autoport.research.modeling.probe import probe
@@ -86,12 +86,14 @@ def add_modeling(source: Source, facts: Facts) -> None:
     _take_declared(facts)
     if not facts.modeling.file or (facts.remote_code and not computed.facts):
         return
-    mentioned = class_source(facts.model_type.value)
+    mentioned, defaults = class_source(facts.model_type.value), config_defaults(facts.model_type.value)
     for key in list(facts.unconsumed):
         name, value = key.rpartition(".")[2], facts.unconsumed[key]
         if FACTOR.search(name) and isinstance(value, (int, float)) and value not in (0, 1):
             continue  # a factor that the class ignores may still belong to the model
-        if name not in facts.modeling.reads and not re.search(rf"\b{re.escape(name)}\b", mentioned):
+        is_default = name in defaults and defaults[name].value == value
+        known = not is_default and re.search(rf"\b{re.escape(name)}\b", mentioned)
+        if name not in facts.modeling.reads and not known:
             facts.inert.append(key)
             del facts.unconsumed[key]
 

@@ -101,7 +101,7 @@ class Facts(msgspec.Struct):
         text_path: Where the decoder's config stands in `config`, e.g. ``"text_config."``; empty for the top.
         declared: Config keys beside the fields that the declaration of the class reads.
         unconsumed: Config keys that neither a field nor a declaration took and that look semantic.
-        inert: Such keys that neither the config class nor the modeling file reads.
+        inert: Such keys that the modeling file does not read, and the config class does not know or gives this value.
         remote_code: The `auto_map` of the config; present means a review gate.
         modeling: What the modeling file computes.
         stored_as: Weight format of a quantised checkpoint, e.g. ``mxfp4``; `config` and the checkpoint are then
