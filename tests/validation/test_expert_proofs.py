@@ -122,7 +122,7 @@ FAULTS = {
     "correction bias in the weights": Fault("dots1", r"scores\.gather", "choice.gather"),
     "correction bias left out": Fault("dots1", r"scores \+ self\.correction_bias", "scores"),
     "groups left out": Fault("dots1", r"groups\.masked_fill\(.*\)\.flatten", "groups.flatten"),
-    "renormalisation dropped": Fault("dots1", r"weights / \(.*\)\n", "weights\n"),
+    "renormalisation dropped": Fault("dots1", r"weights / \(.*\n", "weights\n"),
     "renormalisation added in decode": Fault(
         "qwen2_moe", r"norm_topk_prob=False", "norm_topk_prob=True", DECODE
     ),

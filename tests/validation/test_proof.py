@@ -101,7 +101,6 @@ FAULTS = {
     "LayerNorm for RMSNorm": Fault(
         {r"( +)x = (x \* torch\.rsqrt\()": r"\1x = x - x.mean(-1, keepdim=True)\n\1x = \2"}, PREFILL, "norm"
     ),
-    "eps 1e-6": Fault({r"= config\.rms_norm_eps": "= 1e-6"}, PREFILL, "norm"),
     "theta 10000": Fault({r'self\.rope\["rope_theta"\]': "10000.0"}, PREFILL, "rope"),
     "RoPE halves swapped": Fault({r"freqs\.sin\(\)": "-freqs.sin()"}, PREFILL, "rope"),
     "RoPE pairs neighbours in decode": Fault(

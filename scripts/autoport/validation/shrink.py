@@ -26,7 +26,6 @@ MIN_VOCAB = 512
 HIDDEN_MULTIPLES = (256, 128)  # what the decode kernels and the others ask of hidden_size
 LONGROPE_CONTEXT = SINGLE_SHOT_MODEL_LEN  # the single-shot run is just within it, the segmented one beyond
 YARN_CONTEXT = 256  # of YaRN, and of whatever scaling layers differ in; prompts exceed it
-NORM_EPS = 0.002  # a wrong one shows; usual ones vanish beside activations with a variance of about one
 SOFTCAP = 5.0  # bends the twin's scores
 WINDOW = 64  # tokens; two blocks, and less than the prompts but the shortest one
 
@@ -49,8 +48,8 @@ def shrink(facts: Facts) -> dict[str, Any]:
     Kept: the ratio of query to KV heads, which of TP 1, 2 and 4 are valid (and whether they shard or
     replicate KV heads), whether head_dim is given or derived and how heads * head_dim compares to
     hidden_size, divisibility of the vocabulary and the MLP by the TP sizes (odd where the port pads them),
-    every kind of layer, a window that prompts exceed, and every band of the RoPE scaling. The eps of norms and
-    the softcaps of logits are not kept but made to show.
+    every kind of layer, a window that prompts exceed, and every band of the RoPE scaling. Softcaps of logits
+    are not kept but made to show.
 
     Raises:
         Refusal: TWIN-SHRINK when no small config keeps the structure.
@@ -82,9 +81,6 @@ def shrink(facts: Facts) -> dict[str, Any]:
     sizes |= expert_sizes(value, divisible_as, padded)
     if value.get("sliding_window") is not None:
         sizes["sliding_window"] = min(value["sliding_window"], WINDOW)
-    eps = facts.fields.get("norm_eps")
-    if eps is not None and eps.source.startswith("config.json: "):
-        sizes["norm_eps"] = NORM_EPS
     twin = with_few_layers(facts)
     for name, size in sizes.items():
         _set_size(twin, name, size, facts)
