@@ -89,6 +89,7 @@ def test_types_are_told_apart(tmp_path, block, rope_type):
         ({"rope_scaling": {"factor": 8.0}}, "rope_scaling has factor but no rope_type"),
         ({"rope_scaling": "llama3"}, "rope_scaling is 'llama3', not an object"),
         ({"rope_scaling": {"rope_type": 3}}, "rope_scaling.rope_type is 3"),
+        ({"rope_scaling": {"rope_type": {}}}, "rope_scaling.rope_type is {}"),
         ({"rope_theta": "1e6"}, "rope_theta is '1e6', not a number"),
         ({"rope_theta": True}, "not a number"),
         ({"rope_theta": 0}, "not a finite number above zero"),

@@ -261,6 +261,10 @@ def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | N
     old, new = block.get("type"), block.get("rope_type")
     value = new if new is not None else old
     key = f"{block_key}.{'rope_type' if new is not None else 'type'}"
+    wrong = None if value is None else is_text(value)
+    if wrong:
+        resolver.problem("CFG-ROPE", f"{key} {wrong}", f"correct {key}")
+        return None
     if any(isinstance(item, dict) for item in block.values()):
         return Fact("per_layer_type", f"config.json: {resolver.path}{block_key}")
     if "mrope_section" in block:
@@ -276,10 +280,6 @@ def _type(resolver: Resolver, block_key: str, block: dict[str, Any]) -> Fact | N
             return None
         source = f"config.json: {resolver.path}{block_key} names no scaling" if block else _no_block(resolver)
         return Fact("default", source)
-    wrong = is_text(value)
-    if wrong:
-        resolver.problem("CFG-ROPE", f"{key} {wrong}", f"correct {key}")
-        return None
     if old is not None and new is not None and old != new:
         resolver.warnings.append(
             f"{block_key} says rope_type {new!r} and type {old!r}; {_taken('rope_type')}"
