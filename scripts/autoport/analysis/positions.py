@@ -17,7 +17,8 @@ def describe_rope(traits: Traits) -> Rope | None:
     fields = traits.facts.fields
     kind, parameters = fields["rope_type"].value, fields["rope_parameters"].value
     if kind == "per_layer_type":
-        return _rope(traits, parameters.get("full_attention") or next(iter(parameters.values())))
+        blocks = {label: block for label, block in parameters.items() if isinstance(block, dict)}
+        return _rope(traits, blocks.get("full_attention") or next(iter(blocks.values())))
     theta = fields["rope_theta"].value
     return _rope(traits, {"rope_type": kind, "rope_theta": theta} | dict(parameters))
 
@@ -28,7 +29,8 @@ def rope_by_label(traits: Traits, labels: Sequence[str | None]) -> dict[str, Rop
     if traits.facts.fields["rope_type"].value != "per_layer_type":
         return {}
     present = [label for label in dict.fromkeys(labels) if label is not None]
-    return {label: _rope(traits, parameters.get(label) or {}) for label in present}
+    blocks = {label: block for label, block in parameters.items() if isinstance(block, dict)}
+    return {label: _rope(traits, blocks.get(label) or {}) for label in present}
 
 
 def _rope(traits: Traits, block: dict[str, Any]) -> Rope:
