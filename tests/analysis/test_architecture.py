@@ -6,6 +6,7 @@ import pytest
 from autoport.analysis.architecture import describe_architecture
 from autoport.analysis.families import FAMILIES, find_family
 from autoport.analysis.incomplete import describe_with_gaps
+from autoport.analysis.positions import rope_blocks
 from autoport.errors import Refusal
 from autoport.research.step import research
 from checkpoints import llama_keys, real_config, small_config, write_checkpoint
@@ -345,3 +346,8 @@ def test_every_feature_is_named_at_once(tmp_path):
     keys = llama_keys(config) | {"model.layers.0.self_attn.q_norm.weight": ("BF16", (16,))}
     rules = {problem.rule for problem in refused(tmp_path, config, keys)}
     assert rules == {"SCOPE-ACTIVATION", "SCOPE-ROPE", "SCOPE-QK-NORM"}
+
+
+def test_single_values_beside_rope_blocks_are_none():
+    parameters = {"factor": 4, "full_attention": {"rope_theta": 1e6}, "sliding_attention": 3}
+    assert rope_blocks(parameters) == {"full_attention": {"rope_theta": 1e6}}

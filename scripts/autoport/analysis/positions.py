@@ -1,6 +1,6 @@
 """The rotary embeddings of a decoder: scaling, pairing, how much of a head rotates, and which layers do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from autoport.analysis.traits import Traits
@@ -17,7 +17,7 @@ def describe_rope(traits: Traits) -> Rope | None:
     fields = traits.facts.fields
     kind, parameters = fields["rope_type"].value, fields["rope_parameters"].value
     if kind == "per_layer_type":
-        blocks = {label: block for label, block in parameters.items() if isinstance(block, dict)}
+        blocks = rope_blocks(parameters)
         return _rope(traits, blocks.get("full_attention") or next(iter(blocks.values())))
     theta = fields["rope_theta"].value
     return _rope(traits, {"rope_type": kind, "rope_theta": theta} | dict(parameters))
@@ -29,8 +29,13 @@ def rope_by_label(traits: Traits, labels: Sequence[str | None]) -> dict[str, Rop
     if traits.facts.fields["rope_type"].value != "per_layer_type":
         return {}
     present = [label for label in dict.fromkeys(labels) if label is not None]
-    blocks = {label: block for label, block in parameters.items() if isinstance(block, dict)}
+    blocks = rope_blocks(parameters)
     return {label: _rope(traits, blocks.get(label) or {}) for label in present}
+
+
+def rope_blocks(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The block of each kind of layer, without the single values that may stand beside them."""
+    return {label: block for label, block in parameters.items() if isinstance(block, dict)}
 
 
 def _rope(traits: Traits, block: dict[str, Any]) -> Rope:

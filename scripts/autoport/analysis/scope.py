@@ -10,7 +10,7 @@ from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import moe_findings
 from autoport.analysis.not_ported import unported_class
-from autoport.analysis.positions import rope_by_label, rotary_dim
+from autoport.analysis.positions import rope_blocks, rope_by_label, rotary_dim
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
 from autoport.research.fields import describe, is_number
@@ -138,12 +138,11 @@ def _rope_findings(fields: Mapping[str, Fact], traits: Traits) -> Iterator[Findi
     if not traits.family.rope_labels:
         yield "SCOPE-ROPE", f"a rotary embedding for each kind of layer ({source})", BY_HAND
         return
-    for label, block in parameters.items():
-        if isinstance(block, dict):
-            kind = block.get("rope_type", "default")
-            yield from _scaling_findings(kind, block, f"{source}.{label}")
-            if kind in ("dynamic", "longrope"):
-                yield "SCOPE-ROPE", f"rope_type {kind!r} for one kind of layer ({source}.{label})", BY_HAND
+    for label, block in rope_blocks(parameters).items():
+        kind = block.get("rope_type", "default")
+        yield from _scaling_findings(kind, block, f"{source}.{label}")
+        if kind in ("dynamic", "longrope"):
+            yield "SCOPE-ROPE", f"rope_type {kind!r} for one kind of layer ({source}.{label})", BY_HAND
     ropes = rope_by_label(traits, traits.per_layer(traits.family.rope_labels))
     if len({rope.rotary_dim for rope in ropes.values()}) > 1:
         place = _read_at(traits.facts, "rope_parameters")
