@@ -4,10 +4,10 @@ import re
 
 import pytest
 from autoport.analysis.architecture import describe_architecture
-from autoport.analysis.families import FAMILIES, find_family
 from autoport.analysis.incomplete import describe_with_gaps
 from autoport.analysis.positions import rope_blocks
 from autoport.errors import Refusal
+from autoport.families import FAMILIES, find_family
 from autoport.research.step import research
 from checkpoints import llama_keys, real_config, small_config, write_checkpoint
 from published import PUBLISHED

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from autoport.analysis.architecture import assemble
 from autoport.analysis.estimate import estimate_parallelism
-from autoport.analysis.families import FAMILIES
-from autoport.analysis.families.family import QkNormStyle
 from autoport.analysis.keys import CheckpointKeys
-from autoport.analysis.source_check import names_read, source_problems
+from autoport.analysis.source_check import source_problems
 from autoport.analysis.step import make_plan
 from autoport.analysis.traits import Traits
 from autoport.errors import Refusal
+from autoport.families import FAMILIES
+from autoport.families.family import QkNormStyle, names_read
 from autoport.port import Options
 from autoport.research.config import read_facts
 from autoport.research.source import open_source

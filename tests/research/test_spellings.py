@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from autoport import expressions
 from autoport.errors import Refusal
 from autoport.research.config import read_facts
+from autoport.research.readings import READINGS
 from autoport.research.source import open_source
 from checkpoints import small_config
 from published import PUBLISHED
@@ -109,3 +111,9 @@ def test_what_is_not_known_is_never_guessed(tmp_path, config, rule, found):
     with pytest.raises(Refusal, match=rule) as caught:
         facts_of(tmp_path, config)
     assert found in str(caught.value)
+
+
+def test_readings_are_expressions():
+    for fields in READINGS.values():
+        for text in fields.values():
+            expressions.parse(text)

@@ -11,8 +11,6 @@ from autoport.analysis.crosscheck import (
     ignored_problems,
     projection_problems,
 )
-from autoport.analysis.families import find_family
-from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import describe_moe, moe_checks, moe_layers, moe_readings
 from autoport.analysis.positions import describe_rope, rope_by_label
@@ -27,6 +25,8 @@ from autoport.analysis.scope import (
 )
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem, Refusal
+from autoport.families import find_family
+from autoport.families.family import NORM_NAMES, Family
 from autoport.schema.architecture import Architecture, Block, Embedding, Head, Layers, Mlp, Norm, Storage
 from autoport.schema.facts import Checkpoint, Facts
 

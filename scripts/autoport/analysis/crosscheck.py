@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from autoport.analysis.families.family import Family
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
+from autoport.families.family import Family
 from autoport.research.aliases import ALIASES
 from autoport.research.fields import describe
 from autoport.research.keys import ranges

@@ -8,7 +8,6 @@ from autoport.analysis.architecture import layer_norm_of
 from autoport.analysis.attention import LARGEST_FUSED_HEAD_DIM, describe_attention
 from autoport.analysis.dimensions import SHARED, Dimensions
 from autoport.analysis.expert_parallel import plan_expert_parallel
-from autoport.analysis.families import find_family
 from autoport.analysis.instances import Instance, find_instance
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import describe_moe
@@ -19,6 +18,7 @@ from autoport.analysis.tensor_parallel import (
     total_bytes,
 )
 from autoport.analysis.traits import Traits
+from autoport.families import find_family
 from autoport.research.config import load_config, read_facts
 from autoport.research.quantization import CONFIG_KEYS
 from autoport.research.source import open_source

@@ -14,17 +14,17 @@ import msgspec
 from autoport.analysis.architecture import assemble, port_dtype
 from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.crosscheck import absent_size_problems, head_problems, projection_problems
-from autoport.analysis.families import find_family
-from autoport.analysis.families.family import Family
 from autoport.analysis.keys import CheckpointKeys
-from autoport.analysis.not_ported import SIZES, WHOLE_BY_HAND, UnportedClass, unported_class
 from autoport.analysis.scope import GAP_RULES, GapSection, facts_problems
 from autoport.analysis.source_check import source_conflicts
 from autoport.analysis.traits import Traits
 from autoport.analysis.weight_map import LAYER, build_weight_map
 from autoport.errors import Problem, Refusal
+from autoport.families import find_family
+from autoport.families.family import Family
 from autoport.research.modeling.classes import Decoder
 from autoport.research.modeling.locate import transformers_file
+from autoport.research.not_ported import SIZES, WHOLE_BY_HAND, UnportedClass, unported_class
 from autoport.schema.architecture import Architecture
 from autoport.schema.facts import Checkpoint, Facts, Finding
 from autoport.schema.plan import Gap, GapParameter

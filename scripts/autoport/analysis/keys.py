@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from autoport.analysis.families.family import Keys
+from autoport.families.family import Keys
 
 
 class CheckpointKeys:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from autoport.analysis.families.moe_style import MoeStyle
 from autoport.analysis.traits import Traits
 from autoport.expressions import names
+from autoport.families.moe_style import MoeStyle
 from autoport.schema.architecture import Architecture, Moe, Norm, Routing, SharedExperts
 
 EXPERT_ACTIVATIONS: dict[str, Literal["silu", "gelu"]] = {"silu": "silu", "swish": "silu", "gelu": "gelu"}

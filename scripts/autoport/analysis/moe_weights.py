@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from autoport.analysis.families.moe_style import MoeStyle
 from autoport.analysis.keys import CheckpointKeys
+from autoport.families.moe_style import MoeStyle
 from autoport.schema.architecture import Architecture, Moe, SharedExperts
 from autoport.schema.weights import WeightEntry
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from autoport.analysis.device_rules import has_segments
-from autoport.analysis.families import find_family
 from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.windows import binds
+from autoport.families import find_family
 from autoport.schema.architecture import Architecture, Rope
 from autoport.schema.facts import Facts
 from autoport.schema.parallel import TpPlan

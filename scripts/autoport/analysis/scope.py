@@ -5,16 +5,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from autoport import expressions
-from autoport.analysis.families import find_family
-from autoport.analysis.families.family import NORM_NAMES, Family
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import moe_findings
-from autoport.analysis.not_ported import unported_class
 from autoport.analysis.positions import rope_blocks, rope_by_label, rotary_dim
 from autoport.analysis.traits import Traits
 from autoport.errors import Problem
+from autoport.families import find_family
+from autoport.families.family import NORM_NAMES, Family
 from autoport.research.fields import describe, is_number
 from autoport.research.keys import ranges
+from autoport.research.not_ported import unported_class
 from autoport.research.rope import SCALINGS, supported_types
 from autoport.schema.facts import Fact, Facts
 

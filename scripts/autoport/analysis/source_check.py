@@ -3,11 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
-from autoport import expressions
-from autoport.analysis.families.family import Family
 from autoport.errors import Problem
+from autoport.families.family import Family, names_read
 from autoport.research.modeling.traits import QK_NORMS
 from autoport.schema.architecture import Architecture, Norm
 from autoport.schema.facts import Facts, Finding
@@ -106,27 +103,3 @@ def _left_out(facts: Facts, family: Family) -> Iterator[Conflict]:
         value = facts.config.get(name)
         if name not in read and isinstance(value, (int, float)) and value not in (0, 1, True, False):
             yield finding, f"the class {finding.value['way']} by {name} {value!r}, which the plan leaves out"
-
-
-def names_read(struct: Any) -> set[str]:
-    """Config attributes that the expressions of a declaration read."""
-    found: set[str] = set()
-    for field in getattr(struct, "__struct_fields__", ()):
-        for text in _texts(getattr(struct, field)):
-            try:
-                found.update(expressions.names(text))
-            except ValueError:
-                continue
-    return found
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        if value:
-            yield value
-    elif isinstance(value, msgspec.Struct):
-        for field in value.__struct_fields__:
-            yield from _texts(getattr(value, field))
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _texts(item)

@@ -10,7 +10,6 @@ from autoport.analysis.comparison import compare
 from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.expert_parallel import plan_expert_parallel
-from autoport.analysis.families import find_family
 from autoport.analysis.incomplete import describe_with_gaps, with_way_in
 from autoport.analysis.instances import find_instance
 from autoport.analysis.keys import CheckpointKeys
@@ -27,6 +26,7 @@ from autoport.analysis.tensor_parallel import (
 )
 from autoport.analysis.weight_map import build_weight_map, second_copies
 from autoport.errors import Refusal, refuse
+from autoport.families import find_family
 from autoport.naming import class_prefix
 from autoport.port import Options, Outcome, Port, command_line
 from autoport.research.config import config_digest

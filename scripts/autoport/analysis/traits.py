@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from autoport.analysis.families.family import Family
 from autoport.errors import Problem
+from autoport.families.family import Family
 from autoport.research.aliases import ALIASES
 from autoport.research.fields import describe
 from autoport.research.readings import reading

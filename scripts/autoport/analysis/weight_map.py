@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from autoport.analysis.families.family import NORM_NAMES
-from autoport.analysis.families.moe_style import MoeStyle
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.moe_weights import moe_entries
+from autoport.families.family import NORM_NAMES
+from autoport.families.moe_style import MoeStyle
 from autoport.schema.architecture import Architecture, Norm
 from autoport.schema.weights import IgnoredKeys, WeightEntry, WeightMap
 

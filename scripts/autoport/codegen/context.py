@@ -4,13 +4,13 @@ from typing import Any
 
 from autoport import expressions
 from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
-from autoport.analysis.families.family import NORM_NAMES
 from autoport.analysis.padding import padded_sizes
 from autoport.analysis.weight_map import reorders_heads
 from autoport.codegen.moe import FLOAT_FIELDS as EXPERT_FLOAT_FIELDS
 from autoport.codegen.moe import moe_context, moe_loaders
 from autoport.codegen.render import Checked
 from autoport.codegen.support import norm_parameters
+from autoport.families.family import NORM_NAMES
 from autoport.schema.architecture import Architecture
 
 # Activations of NF.mlp, by the names of `ActFnType`.

@@ -1,9 +1,9 @@
 """Which parameters the generated model has."""
 
-from autoport.analysis.families.family import NORM_NAMES
 from autoport.analysis.moe import has_dense_layers
 from autoport.codegen.moe import moe_parameters
 from autoport.errors import Problem, Refusal
+from autoport.families.family import NORM_NAMES
 from autoport.schema.architecture import Architecture, Norm
 from autoport.schema.plan import Plan
 

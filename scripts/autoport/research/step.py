@@ -3,10 +3,9 @@
 import re
 from typing import Any
 
-from autoport.analysis.families import find_family
-from autoport.analysis.not_ported import with_features
-from autoport.analysis.source_check import names_read
 from autoport.errors import Problem, Refusal, refuse
+from autoport.families import find_family
+from autoport.families.family import names_read
 from autoport.port import Options, Outcome, Port
 from autoport.research.checkpoint import no_weights, read_checkpoint
 from autoport.research.config import config_digest, load_config, read_facts
@@ -17,6 +16,7 @@ from autoport.research.draft import draft_problems, find_draft
 from autoport.research.modeling.probe import probe
 from autoport.research.modeling.reading import read_modeling
 from autoport.research.nested import find_text_config
+from autoport.research.not_ported import with_features
 from autoport.research.quantization import quantization_problems
 from autoport.research.source import Source, open_model
 from autoport.research.tied_head import compare_head
@@ -101,9 +101,11 @@ def add_modeling(source: Source, facts: Facts) -> None:
 def _take_declared(facts: Facts) -> None:
     """Move what the class's declaration reads out of the keys that nothing took."""
     family = find_family(facts.architecture.value, facts.model_type.value)
+    if family is None:
+        return
     read = names_read(family)
     for key in list(facts.unconsumed):
-        if family is not None and key.rpartition(".")[2] in read:
+        if key.rpartition(".")[2] in read:
             source = f"config.json: {key}, read by the declaration of {family.hf_name}"
             facts.declared[key] = Fact(facts.unconsumed.pop(key), source)
 

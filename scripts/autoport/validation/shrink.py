@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from autoport.analysis.dimensions import EXPERT, SHARED, Dimensions
-from autoport.analysis.families import find_family
-from autoport.analysis.families.family import Family
 from autoport.analysis.padding import padded_sizes
 from autoport.errors import refuse
+from autoport.families import find_family
+from autoport.families.family import Family
 from autoport.research.aliases import ALIASES
 from autoport.research.config_defaults import config_defaults
 from autoport.schema.facts import Facts

@@ -4,14 +4,14 @@ import ast
 import re
 
 import pytest
-from autoport.analysis.families import FAMILIES, find_family
-from autoport.analysis.families.feature import Feature
-from autoport.analysis.families.parts import PARTS
-from autoport.analysis.families.refused import REFUSED
-from autoport.analysis.not_ported import NEAREST, UNLIKE, UnportedClass
 from autoport.api_generation import exported_names
 from autoport.errors import Refusal
+from autoport.families import FAMILIES, find_family
+from autoport.families.feature import Feature
+from autoport.families.parts import PARTS
+from autoport.families.refused import REFUSED
 from autoport.research.modeling.locate import transformers_file
+from autoport.research.not_ported import NEAREST, UNLIKE, UnportedClass
 from autoport.research.step import research
 from autoport.resources import simulator_dir
 from autoport.schema.facts import Finding

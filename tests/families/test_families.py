@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 from autoport import expressions
-from autoport.analysis.families import FAMILIES
-from autoport.analysis.families.family import NORM_NAMES
+from autoport.families import FAMILIES
+from autoport.families.family import NORM_NAMES
 from autoport.research.config_defaults import causal_lm_classes
-from autoport.research.readings import READINGS
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -45,12 +44,6 @@ def test_norm_keys_fit_a_topology(name):
             {len(NORM_NAMES[topology])} if topology in NORM_NAMES else {len(n) for n in NORM_NAMES.values()}
         )
         assert not norms or len(norms) in lengths
-
-
-def test_readings_are_expressions():
-    for fields in READINGS.values():
-        for text in fields.values():
-            expressions.parse(text)
 
 
 def test_a_declaration_cannot_be_changed():

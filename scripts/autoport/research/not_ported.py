@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from autoport.analysis.families import find_family
-from autoport.analysis.families.feature import Feature, Section
-from autoport.analysis.families.parts import EXPERTS, MLA, PARTS, STATES, TOWERS
-from autoport.analysis.families.refused import REFUSED
 from autoport.errors import Problem
+from autoport.families import find_family
+from autoport.families.feature import Feature, Section
+from autoport.families.parts import EXPERTS, MLA, PARTS, STATES, TOWERS
+from autoport.families.refused import REFUSED
 from autoport.research.aliases import ALIASES
 from autoport.research.config_defaults import causal_lm_classes
 from autoport.research.heterogeneous import BY_HAND

@@ -1,15 +1,15 @@
 """The Hugging Face classes that can be ported, by name: one declaration each, grouped by lineage."""
 
-from autoport.analysis.families.cohere import COHERE_FAMILIES
-from autoport.analysis.families.family import Family
-from autoport.analysis.families.gemma import GEMMA_FAMILIES
-from autoport.analysis.families.glm import GLM_FAMILIES
-from autoport.analysis.families.gpt2 import GPT2_FAMILIES
-from autoport.analysis.families.gpt_neox import GPT_NEOX_FAMILIES
-from autoport.analysis.families.llama import LLAMA_FAMILIES
-from autoport.analysis.families.moe import MOE_FAMILIES
-from autoport.analysis.families.olmo import OLMO_FAMILIES
-from autoport.analysis.families.phi import PHI_FAMILIES
+from autoport.families.cohere import COHERE_FAMILIES
+from autoport.families.family import Family
+from autoport.families.gemma import GEMMA_FAMILIES
+from autoport.families.glm import GLM_FAMILIES
+from autoport.families.gpt2 import GPT2_FAMILIES
+from autoport.families.gpt_neox import GPT_NEOX_FAMILIES
+from autoport.families.llama import LLAMA_FAMILIES
+from autoport.families.moe import MOE_FAMILIES
+from autoport.families.olmo import OLMO_FAMILIES
+from autoport.families.phi import PHI_FAMILIES
 
 FAMILIES: dict[str, Family] = {
     family.hf_name: family

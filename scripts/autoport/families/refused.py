@@ -1,7 +1,7 @@
 """Decoder classes that have no declaration, and the features of each that stop it (as transformers 5 computes it)."""
 
-from autoport.analysis.families.feature import Feature
-from autoport.analysis.families.refused_gemma import REFUSED_GEMMA
+from autoport.families.feature import Feature
+from autoport.families.refused_gemma import REFUSED_GEMMA
 
 COMPOSED = (
     "compose it: NF.qkv_proj, then the scores over the paged cache in plain torch, as generated ports of "

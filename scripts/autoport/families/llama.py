@@ -1,6 +1,6 @@
 """Llama and those that differ from it in a few traits."""
 
-from autoport.analysis.families.family import Family, Keys, QkNormStyle
+from autoport.families.family import Family, Keys, QkNormStyle
 
 WINDOW_BY_TYPE = "[sliding_window if kind == 'sliding_attention' else None for kind in layer_types]"
 WINDOW_EVERYWHERE = "[sliding_window] * num_hidden_layers"

@@ -1,6 +1,6 @@
 """GPT-NeoX, GPT-J, CodeGen and Falcon: rotary positions, attention and MLP in parallel."""
 
-from autoport.analysis.families.family import Family, Keys
+from autoport.families.family import Family, Keys
 
 GPTJ_KEYS = Keys(
     bases=("transformer.", ""),

@@ -1,10 +1,13 @@
 """What a Hugging Face class is, as a declaration: everything that differs from Llama."""
 
-from typing import Literal
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import msgspec
 
-from autoport.analysis.families.moe_style import MoeStyle
+from autoport import expressions
+from autoport.families.moe_style import MoeStyle
 
 # Names of a layer's norms in the generated model, in the order in which they are applied.
 NORM_NAMES: dict[str, tuple[str, ...]] = {
@@ -149,3 +152,24 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     positions: Literal["none", "learned", "sinusoidal", "sinusoidal_halves"] = "none"
     position_offset: int = 0
     requires: tuple[tuple[str, str, str], ...] = ()
+
+
+def names_read(family: Family) -> set[str]:
+    """Config attributes that the expressions of a declaration read."""
+    found: set[str] = set()
+    for text in _texts(family):
+        with contextlib.suppress(ValueError):  # not an expression
+            found.update(expressions.names(text))
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        if value:
+            yield value
+    elif isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            yield from _texts(getattr(value, field))
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _texts(item)

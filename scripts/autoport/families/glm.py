@@ -1,6 +1,6 @@
 """GLM: interleaved RoPE on half of each head, gate and up in one tensor."""
 
-from autoport.analysis.families.family import Family, Keys
+from autoport.families.family import Family, Keys
 
 GLM_FAMILIES = [
     Family(

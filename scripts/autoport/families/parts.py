@@ -3,7 +3,7 @@
 `owner` and `text` are regular expressions here; `owner` matches the whole name of a class.
 """
 
-from autoport.analysis.families.feature import Feature
+from autoport.families.feature import Feature
 
 STATE = (
     "no operator or reference model of the workspace keeps a state: a cache of it beside the paged KV cache (its "

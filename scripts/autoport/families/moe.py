@@ -2,14 +2,14 @@
 
 from msgspec.structs import replace
 
-from autoport.analysis.families.family import Family, Keys, QkNormStyle
-from autoport.analysis.families.llama import (
+from autoport.families.family import Family, Keys, QkNormStyle
+from autoport.families.llama import (
     GRANITE_ONE_THETA,
     GRANITE_ROPE_LABELS,
     WINDOW_BY_TYPE,
     WINDOW_EVERYWHERE,
 )
-from autoport.analysis.families.moe_style import MoeKeys, MoeStyle
+from autoport.families.moe_style import MoeKeys, MoeStyle
 
 SPARSE_BY_STEP = (
     "[(i + 1) % decoder_sparse_step == 0 and i not in mlp_only_layers for i in range(num_hidden_layers)]"

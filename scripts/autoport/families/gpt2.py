@@ -1,6 +1,6 @@
 """GPT-2 and its heirs: LayerNorm with bias, plain MLPs with biases, absolute positions or ALiBi."""
 
-from autoport.analysis.families.family import Family, Keys
+from autoport.families.family import Family, Keys
 
 MASKS = ((r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias", "the causal mask; older versions saved it"),)
 GPT2_KEYS = Keys(

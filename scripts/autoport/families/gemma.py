@@ -1,7 +1,7 @@
 """Gemma: RMSNorm with 1 + w, scaled embeddings, norms around the blocks, softcaps."""
 
-from autoport.analysis.families.family import Family, Keys, QkNormStyle
-from autoport.analysis.families.llama import WINDOW_BY_TYPE
+from autoport.families.family import Family, Keys, QkNormStyle
+from autoport.families.llama import WINDOW_BY_TYPE
 
 SANDWICH = Keys(
     norms=(

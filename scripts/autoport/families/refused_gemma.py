@@ -1,6 +1,6 @@
 """The classes of Gemma 3n and Gemma 4, which have no declaration, and the features that stop them."""
 
-from autoport.analysis.families.feature import Feature
+from autoport.families.feature import Feature
 
 KV_SHARING = (
     "these layers project queries only and read the cache of the last layer of their kind before them: no LayerSpec "

@@ -1,7 +1,7 @@
 """Cohere: LayerNorm without bias, attention and MLP in parallel, interleaved RoPE, scaled logits."""
 
-from autoport.analysis.families.family import Family, QkNormStyle
-from autoport.analysis.families.llama import WINDOW_BY_TYPE
+from autoport.families.family import Family, QkNormStyle
+from autoport.families.llama import WINDOW_BY_TYPE
 
 COHERE_FAMILIES = [
     Family(

@@ -1,7 +1,7 @@
 """OLMo: norms after the blocks, and over all of q and k."""
 
-from autoport.analysis.families.family import Family, QkNormStyle
-from autoport.analysis.families.llama import WINDOW_BY_TYPE
+from autoport.families.family import Family, QkNormStyle
+from autoport.families.llama import WINDOW_BY_TYPE
 
 OLMO_FAMILIES = [
     Family(

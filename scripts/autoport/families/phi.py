@@ -1,7 +1,7 @@
 """Phi, Persimmon, StableLM, StarCoder2, Nemotron and Jais: LayerNorm, partial rotary, plain MLPs."""
 
-from autoport.analysis.families.family import Family, Keys, QkNormStyle
-from autoport.analysis.families.llama import WINDOW_EVERYWHERE
+from autoport.families.family import Family, Keys, QkNormStyle
+from autoport.families.llama import WINDOW_EVERYWHERE
 
 PHI_FAMILIES = [
     Family(
