@@ -6,6 +6,7 @@ from autoport.families.gemma import GEMMA_FAMILIES
 from autoport.families.glm import GLM_FAMILIES
 from autoport.families.gpt2 import GPT2_FAMILIES
 from autoport.families.gpt_neox import GPT_NEOX_FAMILIES
+from autoport.families.granite import GRANITE_FAMILIES
 from autoport.families.llama import LLAMA_FAMILIES
 from autoport.families.moe import MOE_FAMILIES
 from autoport.families.olmo import OLMO_FAMILIES
@@ -20,6 +21,7 @@ FAMILIES: dict[str, Family] = {
         COHERE_FAMILIES,
         GLM_FAMILIES,
         PHI_FAMILIES,
+        GRANITE_FAMILIES,
         GPT2_FAMILIES,
         GPT_NEOX_FAMILIES,
         MOE_FAMILIES,

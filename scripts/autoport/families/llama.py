@@ -4,12 +4,6 @@ from autoport.families.family import Family, Keys, QkNormStyle
 
 WINDOW_BY_TYPE = "[sliding_window if kind == 'sliding_attention' else None for kind in layer_types]"
 WINDOW_EVERYWHERE = "[sliding_window] * num_hidden_layers"
-GRANITE_ROPE_LABELS = "['rope' if theta else None for theta in layer_rope_theta]"
-GRANITE_ONE_THETA = (
-    "len([theta for theta in layer_rope_theta if theta and theta != rope_parameters['rope_theta']]) == 0",
-    "SCOPE-ROPE",
-    "layers with a theta of their own",
-)
 
 LLAMA_FAMILIES = [
     Family(
@@ -102,17 +96,6 @@ LLAMA_FAMILIES = [
         pairing="interleaved",
     ),
     Family(
-        model_type="granite",
-        hf_name="GraniteForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        scale="attention_multiplier",
-        embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier",
-        logit_scale="1 / logits_scaling",
-    ),
-    Family(
         model_type="hunyuan_v1_dense",
         hf_name="HunYuanDenseV1ForCausalLM",
         keys=Keys(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
@@ -146,21 +129,6 @@ LLAMA_FAMILIES = [
         embedding_scale="embedding_multiplier",
         residual_scale="residual_multiplier",
         logit_scale="logits_scaling",
-    ),
-    Family(
-        model_type="granite_swa",
-        hf_name="GraniteSWAForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        scale="attention_multiplier",
-        embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier",
-        logit_scale="1 / logits_scaling",
-        sinks="True",
-        windows=WINDOW_BY_TYPE,
-        rope_labels=GRANITE_ROPE_LABELS,
-        requires=(GRANITE_ONE_THETA,),
     ),
     Family(
         model_type="ministral3",

@@ -1,21 +1,15 @@
-"""Decoders with a mixture of experts."""
+"""Decoders with a mixture of experts whose lineage has no file of its own."""
 
 from msgspec.structs import replace
 
 from autoport.families.family import Family, Keys, QkNormStyle
-from autoport.families.llama import (
-    GRANITE_ONE_THETA,
-    GRANITE_ROPE_LABELS,
-    WINDOW_BY_TYPE,
-    WINDOW_EVERYWHERE,
-)
-from autoport.families.moe_style import MoeKeys, MoeStyle
+from autoport.families.llama import WINDOW_BY_TYPE, WINDOW_EVERYWHERE
+from autoport.families.moe_style import SPARSE_BY_TYPE, MoeKeys, MoeStyle
 
 SPARSE_BY_STEP = (
     "[(i + 1) % decoder_sparse_step == 0 and i not in mlp_only_layers for i in range(num_hidden_layers)]"
 )
 SPARSE_AFTER_FIRST = "[i >= first_k_dense_replace for i in range(num_hidden_layers)]"
-SPARSE_BY_TYPE = "[kind == 'sparse' for kind in mlp_layer_types]"
 
 # Mixtral's names of the experts' projections.
 W_KEYS = MoeKeys(
@@ -24,13 +18,6 @@ W_KEYS = MoeKeys(
     gate="block_sparse_moe.experts.{e}.w1.weight",
     up="block_sparse_moe.experts.{e}.w3.weight",
     down="block_sparse_moe.experts.{e}.w2.weight",
-)
-GRANITE_KEYS = MoeKeys(
-    router="block_sparse_moe.router.layer",
-    gate_up="block_sparse_moe.input_linear.weight",
-    down="block_sparse_moe.output_linear.weight",
-    shared_gate_up="shared_mlp.input_linear",
-    shared_down="shared_mlp.output_linear",
 )
 HUNYUAN_SHARED = {
     "shared_gate": "mlp.shared_mlp.gate_proj",
@@ -54,14 +41,6 @@ SIGMOID = MoeStyle(
     groups="n_group",
     top_groups="topk_group",
     shared_size="moe_intermediate_size * n_shared_experts",
-)
-GRANITE = MoeStyle(
-    keys=GRANITE_KEYS,
-    layout="stacked",
-    num_experts="num_local_experts",
-    intermediate_size="intermediate_size",
-    score_over="'chosen'",
-    normalise="False",
 )
 
 MOE_FAMILIES = [
@@ -98,27 +77,6 @@ MOE_FAMILIES = [
             shared_size="shared_expert_intermediate_size",
             shared_gated=True,
         ),
-    ),
-    Family(
-        model_type="olmoe",
-        hf_name="OlmoeForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="False",
-        qk_norm=QkNormStyle(width="full"),
-        qkv_clip="clip_qkv",
-        moe=MoeStyle(intermediate_size="intermediate_size", normalise="norm_topk_prob"),
-    ),
-    Family(
-        model_type="flex_olmo",
-        hf_name="FlexOlmoForCausalLM",
-        norm_rounding="after_weight",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="False",
-        qk_norm=QkNormStyle(width="full", rounding="after_weight"),
-        topology="'post_norm'",
-        moe=MoeStyle(intermediate_size="intermediate_size", normalise="norm_topk_prob"),
     ),
     Family(
         model_type="glm4_moe",
@@ -239,55 +197,6 @@ MOE_FAMILIES = [
             correction_rows=True,
             minimum="moe_norm_min",
             shared_size="moe_intermediate_size * moe_num_shared_experts",
-        ),
-    ),
-    Family(
-        model_type="granitemoe",
-        hf_name="GraniteMoeForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="False",
-        scale="attention_multiplier",
-        embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier",
-        logit_scale="1 / logits_scaling",
-        moe=GRANITE,
-    ),
-    Family(
-        model_type="granitemoeshared",
-        hf_name="GraniteMoeSharedForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="False",
-        scale="attention_multiplier",
-        embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier",
-        logit_scale="1 / logits_scaling",
-        moe=replace(GRANITE, shared_size="shared_intermediate_size"),
-    ),
-    Family(
-        model_type="granitemoe_swa",
-        hf_name="GraniteMoeSWAForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="False",
-        scale="attention_multiplier",
-        embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier",
-        logit_scale="1 / logits_scaling",
-        sinks="True",
-        windows=WINDOW_BY_TYPE,
-        rope_labels=GRANITE_ROPE_LABELS,
-        requires=(GRANITE_ONE_THETA,),
-        moe=replace(
-            GRANITE,
-            keys=replace(
-                GRANITE_KEYS,
-                router="block_sparse_moe.router",
-                gate_up="block_sparse_moe.experts.gate_up_proj",
-                down="block_sparse_moe.experts.down_proj",
-            ),
-            shared_size="shared_intermediate_size",
         ),
     ),
     Family(
@@ -433,33 +342,6 @@ MOE_FAMILIES = [
             scaling="moe_routed_scaling_factor",
             logit_softcap="moe_router_logit_softcapping",
             shared_size="shared_expert_intermediate_size",
-        ),
-    ),
-    Family(
-        model_type="cohere2_moe",
-        hf_name="Cohere2MoeForCausalLM",
-        norm="layer",
-        requires=(("rms_norm_eps is None", "SCOPE-NORM", "RMSNorm in the place of LayerNorm"),),
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="False",
-        pairing="interleaved",
-        topology="'parallel'",
-        windows=WINDOW_BY_TYPE,
-        rope_labels=(
-            "['rope' if layer_types[i] == 'sliding_attention' or "
-            "(mlp_layer_types[i] == 'dense' and prefix_dense_sliding_window_pattern == 1) else None "
-            "for i in range(num_hidden_layers)]"
-        ),
-        logit_scale="logit_scale",
-        moe=MoeStyle(
-            layers=SPARSE_BY_TYPE,
-            intermediate_size="intermediate_size",
-            score="expert_selection_fn",
-            score_over="'chosen'",
-            normalise="expert_selection_fn == 'sigmoid' and norm_topk_prob",
-            shared_size="intermediate_size * num_shared_experts",
-            combine="shared_expert_combination_strategy",
         ),
     ),
 ]

@@ -6,6 +6,8 @@ import msgspec
 
 Layout = Literal["separate", "stacked", "stacked_transposed", "interleaved"]
 
+SPARSE_BY_TYPE = "[kind == 'sparse' for kind in mlp_layer_types]"
+
 
 class MoeKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Names in the checkpoint, below a layer's index. ``{e}`` stands for the expert.
@@ -16,7 +18,7 @@ class MoeKeys(msgspec.Struct, frozen=True, kw_only=True):
         gate, up, down: Whole keys of an expert's projections.
         gate_up: Whole key of the tensor that holds both for all experts, in layouts other than ``separate``;
             `down` is then one tensor, too.
-        shared: What stands before the names of the shared experts' projections.
+        shared_gate, shared_up, shared_down: Names of the shared experts' projections.
         shared_gate_up: Name of a fused gate and up projection; empty when they are separate.
         shared_sigmoid: Name of the projection whose sigmoid the shared experts' output is multiplied by.
     """
