@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from autoport.research.class_text import ClassText, Instance, Runner, Unfollowed
+from autoport.research.class_runner import Runner
+from autoport.research.class_text import ClassText, Instance, Unfollowed
 from autoport.research.config_class import class_attributes
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from autoport.research.class_text import ClassText, Instance, Rejected, Runner, Unfollowed, same
+from autoport.research.class_runner import Runner
+from autoport.research.class_text import ClassText, Instance, Rejected, Unfollowed, same
 from autoport.research.config_defaults import (
     class_place,
     config_defaults,
