@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autoport.review.names import origins
-from autoport.review.source import CONTAINERS, Class, Function, PortSource
+from autoport.review.source import Class, Function, PortSource
 from autoport.review.syntax import (
+    CONTAINERS,
     argument,
     assignments,
     calls,

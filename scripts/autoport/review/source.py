@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autoport.errors import Problem, Refusal
-from autoport.review.syntax import assigned, assignments, calls, dotted, names_in, self_attribute, walk
+from autoport.review.syntax import (
+    assigned,
+    assignments,
+    calls,
+    constructor_calls,
+    dotted,
+    names_in,
+    self_attribute,
+    walk,
+)
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
-
-CONTAINERS = ("ModuleList", "ModuleDict", "Sequential")
 
 # How many assignments are followed from a name; names can be defined by each other.
 MAX_DEPTH = 12
@@ -237,7 +244,7 @@ class PortSource:
         """
         found = []
         for function, value in self.assignments(cls, attribute):
-            for call in _constructed(value):
+            for call in constructor_calls(value):
                 name = dotted(call.func)
                 local = self.find_class(function.file, name) if "." not in name else None
                 found.append((name, local))
@@ -357,30 +364,6 @@ class PortSource:
 
 def _distinct(classes: Iterable[Class]) -> list[Class]:
     return list({cls.node: cls for cls in classes}.values())
-
-
-def _constructed(value: ast.expr) -> list[ast.Call]:
-    """The constructor calls in a value: ``X(...)``, ``X(...) if c else Y(...)``, ``ModuleList([X(...)])``."""
-    if isinstance(value, ast.IfExp):
-        return _constructed(value.body) + _constructed(value.orelse)
-    if not isinstance(value, ast.Call):
-        return []
-    if dotted(value.func).rpartition(".")[2] not in CONTAINERS:
-        return [value]
-    return [
-        call for argument in value.args for element in _elements(argument) for call in _constructed(element)
-    ]
-
-
-def _elements(node: ast.expr) -> list[ast.expr]:
-    """The elements of a list, dictionary or comprehension; anything else is its own only element."""
-    if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
-        return [node.elt]
-    if isinstance(node, ast.DictComp):
-        return [node.value]
-    if isinstance(node, ast.Dict):
-        return node.values
-    return node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
 
 
 def enclosing_loop(file: SourceFile, name: ast.Name) -> tuple[ast.expr, ast.expr] | None:

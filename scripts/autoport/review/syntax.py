@@ -4,6 +4,7 @@ import ast
 import functools
 from collections.abc import Iterator
 
+CONTAINERS = ("ModuleList", "ModuleDict", "Sequential")  # of torch.nn: modules that hold others
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -114,3 +115,30 @@ def names_in(node: ast.AST) -> set[str]:
         elif isinstance(item, ast.Attribute):
             found.add(item.attr)
     return found
+
+
+def constructor_calls(value: ast.expr) -> list[ast.Call]:
+    """The constructor calls in a value: ``X(...)``, ``X(...) if c else Y(...)``, ``ModuleList([X(...)])``."""
+    if isinstance(value, ast.IfExp):
+        return constructor_calls(value.body) + constructor_calls(value.orelse)
+    if not isinstance(value, ast.Call):
+        return []
+    if dotted(value.func).rpartition(".")[2] not in CONTAINERS:
+        return [value]
+    return [
+        call
+        for argument in value.args
+        for element in _elements(argument)
+        for call in constructor_calls(element)
+    ]
+
+
+def _elements(node: ast.expr) -> list[ast.expr]:
+    """The elements of a list, dictionary or comprehension; anything else is its own only element."""
+    if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
+        return [node.elt]
+    if isinstance(node, ast.DictComp):
+        return [node.value]
+    if isinstance(node, ast.Dict):
+        return node.values
+    return node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
