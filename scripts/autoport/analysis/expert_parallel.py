@@ -37,7 +37,7 @@ def plan_expert_parallel(
     tp = 1
     while tp <= world:
         degree = world // tp
-        broken = check_rules(size, tp, padded=(EXPERT,))  # EP2 is about that size
+        broken = check_rules(size, tp, exempt=(EXPERT,))  # EP2 is about that size
         broken += _expert_rules(size, num_experts, tp, degree)
         bytes_per_rank = dense.per_rank(tp, size.num_kv_heads) + -(-expert_bytes // world)
         broken += device_violations(size, tp) if size.num_heads % tp == 0 else []

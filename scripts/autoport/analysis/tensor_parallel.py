@@ -79,15 +79,15 @@ def total_bytes(parts: Mapping[str, WeightBytes]) -> WeightBytes:
     return sum(parts.values(), WeightBytes())
 
 
-def check_rules(size: Dimensions, tp: int, padded: Collection[str] = ()) -> list[Violation]:
+def check_rules(size: Dimensions, tp: int, exempt: Collection[str] = ()) -> list[Violation]:
     """Return the rules R1 to R4 that `tp` breaks, with the numbers.
 
     Args:
-        padded: Names of the sizes that R4 is not about, as those that are filled up to a multiple.
+        exempt: Names of the sizes that R4 is not about: those that the port pads, or that a rule of their own is for.
     """
     broken = head_violations(size, tp)
     for name, inner in {"intermediate_size": size.intermediate_size, **size.expert_sizes}.items():
-        if inner % tp and name not in padded:
+        if inner % tp and name not in exempt:
             broken.append(Violation("R4", f"{name} {inner} is not a multiple of {tp}"))
     return broken
 
