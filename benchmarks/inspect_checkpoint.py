@@ -34,7 +34,7 @@ read, count = checkpoint.bytes_read, len(checkpoint.tensors)
 """
 PLAN = """
 from autoport.analysis.step import make_plan
-from autoport.port import Options
+from autoport.step import Options
 from autoport.research.step import research
 started, wall = time.process_time(), time.monotonic()
 facts, checkpoint = research(sys.argv[1])

@@ -18,9 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.resources import simulator_dir
+from autoport.step import Options
 from autoport.validation import ranks
 from autoport.validation.backends import cpu_model, environment
 from autoport.validation.ranks import Rank

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
 from autoport.research.step import add_modeling
 from autoport.schema.facts import Checkpoint, TensorHeader
+from autoport.step import Options
 from checkpoints import llama_keys, small_config, write_safetensors
 from published import PUBLISHED
 from published_keys import keys_of

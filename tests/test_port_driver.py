@@ -9,8 +9,9 @@ import traceback
 import pytest
 from autoport import files as files_module
 from autoport.errors import Refusal
-from autoport.port import Options, fingerprint, run_port, run_step
+from autoport.port import fingerprint, run_port, run_step
 from autoport.port_state import Port
+from autoport.step import Options
 from autoport.workspace import STATE_FOLDER, Workspace
 from checkpoints import small_config, write_checkpoint
 

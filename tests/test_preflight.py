@@ -3,8 +3,9 @@
 import pytest
 from autoport.cli.status import note_lost_row
 from autoport.errors import Refusal
-from autoport.port import STEPS, Options, run_port
+from autoport.port import STEPS, run_port
 from autoport.port_state import Port
+from autoport.step import Options
 from autoport.workspace import Workspace
 from checkpoints import small_config, write_checkpoint
 

@@ -1,16 +1,13 @@
 """What would stop a later step, found before the step that would waste the work."""
 
 import importlib
-from typing import TYPE_CHECKING
 
 from autoport.errors import Problem, Refusal
 from autoport.port_state import Port
-
-if TYPE_CHECKING:
-    from autoport.port import Options
+from autoport.step import Options
 
 
-def check(port: Port, options: "Options", step: str) -> None:
+def check(port: Port, options: Options, step: str) -> None:
     """Check what can be known before `step`: names first, the registry after Step 1, TP sizes after Step 2.
 
     Raises:
@@ -26,7 +23,7 @@ def check(port: Port, options: "Options", step: str) -> None:
         _sizes_of_the_plan(port, options)
 
 
-def _foreign_folder(port: Port, options: "Options") -> list[Problem]:
+def _foreign_folder(port: Port, options: Options) -> list[Problem]:
     folder = port.workspace.model_dir(port.name)
     relative = str(folder.relative_to(port.workspace.root))
     ours = any(path.startswith(f"{relative}/") for path in port.manifest.files)
@@ -65,7 +62,7 @@ def what_stands(port: Port) -> str:
     return f"it has {present}; it lacks {absent}"
 
 
-def _sizes_of_no_twin(options: "Options") -> list[Problem]:
+def _sizes_of_no_twin(options: Options) -> list[Problem]:
     from autoport.validation.shrink import TP_SIZES
 
     known = ", ".join(map(str, TP_SIZES))
@@ -76,7 +73,7 @@ def _sizes_of_no_twin(options: "Options") -> list[Problem]:
     ]
 
 
-def _registry(port: Port, options: "Options") -> None:
+def _registry(port: Port, options: Options) -> None:
     from autoport.codegen import out_of_tree, register
     from autoport.package_workspace import PackageWorkspace
     from autoport.schema.facts import Facts
@@ -89,7 +86,7 @@ def _registry(port: Port, options: "Options") -> None:
         register.edited(port, architecture, options.replace_row)
 
 
-def _sizes_of_the_plan(port: Port, options: "Options") -> None:
+def _sizes_of_the_plan(port: Port, options: Options) -> None:
     from autoport.schema.plan import Plan
 
     proof = importlib.import_module("autoport.validation.step")

@@ -8,11 +8,11 @@ from autoport.analysis.estimate import estimate_parallelism
 from autoport.analysis.reference import load_table
 from autoport.analysis.step import make_plan, run
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.port_state import Port
 from autoport.research.step import research
 from autoport.research.step import run as run_research
 from autoport.schema.plan import Plan
+from autoport.step import Options
 from autoport.workspace import Workspace
 from checkpoints import llama_keys, real_config, small_config, write_checkpoint
 

@@ -8,10 +8,11 @@ from autoport.analysis import decisions
 from autoport.analysis.step import run
 from autoport.codegen.document import readme
 from autoport.errors import Refusal
-from autoport.port import Options, next_step, run_port
+from autoport.port import next_step, run_port
 from autoport.port_state import Port
 from autoport.research.step import run as run_research
 from autoport.schema.plan import Plan
+from autoport.step import Options
 from autoport.workspace import Workspace
 from checkpoints import small_config, write_checkpoint
 

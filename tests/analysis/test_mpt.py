@@ -3,8 +3,8 @@
 import pytest
 from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.research.step import research
+from autoport.step import Options
 from checkpoints import write_checkpoint
 
 CONFIG = {

@@ -9,8 +9,8 @@ import pytest
 from autoport.analysis.estimate import estimate_parallelism
 from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.research.step import research
+from autoport.step import Options
 from checkpoints import write_checkpoint
 from published import PUBLISHED
 from published_keys import keys_of

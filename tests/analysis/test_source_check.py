@@ -13,10 +13,10 @@ from autoport.analysis.traits import Traits
 from autoport.errors import Refusal
 from autoport.families import FAMILIES
 from autoport.families.family import QkNormStyle, names_read
-from autoport.port import Options
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
 from autoport.research.step import add_modeling, research
+from autoport.step import Options
 from checkpoints import small_config, write_checkpoint
 from published import PUBLISHED
 

@@ -6,9 +6,9 @@ import re
 import pytest
 import typer
 from autoport.cli.analyze import command
-from autoport.port import Options
 from autoport.port_state import Port
 from autoport.research.step import run as run_research
+from autoport.step import Options
 from autoport.workspace import Workspace
 from checkpoints import real_config, write_checkpoint
 from typer.testing import CliRunner

@@ -10,8 +10,8 @@ from autoport.codegen import generate
 from autoport.codegen.document import default_tp_size, model_len, record_results, run
 from autoport.codegen.features import FEATURES, FeatureResult
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.port_state import Port
+from autoport.step import Options
 from plans import LLAMA3, YI, plan
 
 README = "vllm_neuron/model/yi/README.md"

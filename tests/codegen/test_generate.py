@@ -12,9 +12,9 @@ from autoport.codegen.context import config_checks
 from autoport.codegen.generate import render_package, run
 from autoport.codegen.render import LINE_LENGTH
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.port_state import Port
 from autoport.schema.parallel import Violation
+from autoport.step import Options
 from plans import LLAMA3, QWEN2, YI, plan
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

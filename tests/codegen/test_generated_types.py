@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 from autoport.codegen.generate import render_package
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.resources import simulator_dir
 from autoport.schema.plan import Plan
+from autoport.step import Options
 from autoport.validation import landscape
 from autoport.workspace import Workspace
 

@@ -14,10 +14,10 @@ from autoport.codegen.out_of_tree import used_api
 from autoport.codegen.registry_rows import unregister
 from autoport.errors import Refusal
 from autoport.package_workspace import PackageWorkspace
-from autoport.port import Options
 from autoport.port_state import Port
 from autoport.resources import simulator_dir
 from autoport.review import step as review
+from autoport.step import Options
 from autoport.workspace import Workspace
 from plans import YI, plan
 from refusals import rules

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from autoport.codegen import register
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.port_state import Port
+from autoport.step import Options
 from autoport.workspace import EMPTY_REGISTRY
 from plans import YI, plan
 

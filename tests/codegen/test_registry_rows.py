@@ -8,8 +8,8 @@ from autoport.codegen import register
 from autoport.codegen.registry_edit import Row, add_row, row_list
 from autoport.codegen.registry_rows import broken_rows, remove_rows, unregister
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.port_state import Port
+from autoport.step import Options
 from autoport.workspace import Workspace
 from test_register import add_port
 from test_registry_edit import APPENDS, EMPTY, LITERAL, MODULE_LEVEL, QWEN2, VARIABLE, YI, added_lines

@@ -7,7 +7,6 @@ import re
 import pytest
 from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.research.config import load_config, read_facts
 from autoport.research.modeling.blocks import block_findings
 from autoport.research.modeling.classes import Decoder
@@ -17,6 +16,7 @@ from autoport.research.modeling.rotary import rotary_findings
 from autoport.research.modeling.routers import read_router
 from autoport.research.source import open_source
 from autoport.research.step import add_modeling, research
+from autoport.step import Options
 from checkpoints import llama_keys, small_config, write_checkpoint
 from published import PUBLISHED
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from autoport.analysis.step import make_plan
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.port_state import Port
 from autoport.research.step import research, run
 from autoport.schema.facts import Checkpoint, Facts
+from autoport.step import Options
 from autoport.workspace import Workspace
 from checkpoints import llama_keys, small_config, write_checkpoint
 
@@ -119,7 +119,7 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path):
         "import sys\n"
         "from autoport.research.step import research\n"
         "from autoport.analysis.step import make_plan\n"
-        "from autoport.port import Options\n"
+        "from autoport.step import Options\n"
         f"make_plan('small', *research({str(folder)!r}), Options())\n"
         "print(sorted({'torch', 'transformers', 'huggingface_hub', 'safetensors'} & set(sys.modules)))"
     )

@@ -16,11 +16,12 @@ import types
 import pytest
 from autoport.analysis.step import read_current_facts
 from autoport.errors import Refusal
-from autoport.port import Options, forget_stale_source, is_current, run_step
+from autoport.port import forget_stale_source, is_current, run_step
 from autoport.port_state import Port
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import read_facts
 from autoport.research.source import open_source
+from autoport.step import Options
 from autoport.workspace import Workspace
 from checkpoints import real_config, write_checkpoint
 

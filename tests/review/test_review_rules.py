@@ -3,12 +3,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from autoport.port import Options
 from autoport.port_state import Port
 from autoport.review.checklist import load_checklists
 from autoport.review.finding import CHECKS
 from autoport.review.step import Review, run
 from autoport.schema.facts import Checkpoint, Fact, Facts, TensorHeader
+from autoport.step import Options
 from autoport.workspace import Workspace
 
 HERE = Path(__file__).parent

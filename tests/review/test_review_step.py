@@ -9,12 +9,12 @@ from autoport.codegen.add_variant import declare
 from autoport.codegen.add_variant import run as add_variant
 from autoport.codegen.generate import render_package
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.port_state import Port
 from autoport.resources import simulator_dir
 from autoport.review.checklist import load_checklists
 from autoport.review.step import Review, run
 from autoport.schema.architecture import Architecture
+from autoport.step import Options
 from autoport.workspace import Workspace
 
 sys.path.append(str(Path(__file__).parent.parent / "codegen"))

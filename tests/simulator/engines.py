@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.facts import Facts
+from autoport.step import Options
 from autoport.validation import landscape, reference
 from autoport.validation.shrink import shrink
 from autoport.validation.twin import build

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from autoport.package_workspace import PackageWorkspace
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.facts import Facts
+from autoport.step import Options
 from autoport.validation import reference
 from autoport.validation.shrink import shrink
 from autoport.validation.twin import build

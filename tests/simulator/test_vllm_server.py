@@ -15,8 +15,9 @@ from typing import Any
 
 import engines
 import pytest
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
+from autoport.step import Options
 from autoport.validation import reference
 from autoport.workspace import Workspace
 from smollm2 import TEXTS, SmolLM2, needs_package

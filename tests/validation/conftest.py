@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.facts import Facts
 from autoport.schema.plan import Plan
+from autoport.step import Options
 from autoport.validation.prove import prepare, prove
 from autoport.validation.simulated import Subject
 from autoport.validation.step import choose_tp_sizes

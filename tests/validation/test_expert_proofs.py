@@ -6,10 +6,11 @@ import shutil
 
 import msgspec
 import pytest
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.facts import Facts
 from autoport.schema.plan import Plan
+from autoport.step import Options
 from autoport.validation.prove import Dtype, prepare, prove_run
 from autoport.validation.scenario import DECODE, PREFILL
 from autoport.validation.simulated import Subject

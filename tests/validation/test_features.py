@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.facts import Facts
 from autoport.schema.plan import Plan
+from autoport.step import Options
 from autoport.validation import landscape
 from autoport.validation.prove import Prepared, prepare, prove_run
 from autoport.validation.scenario import DECODE, PREFILL, SEGMENTED

@@ -4,10 +4,11 @@ import shutil
 
 import pytest
 from autoport.errors import Refusal
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.plan import Plan
 from autoport.schema.proof import Proof
+from autoport.step import Options
 from autoport.validation import landscape
 from autoport.workspace import Workspace
 

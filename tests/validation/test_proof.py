@@ -8,10 +8,10 @@ import pytest
 from autoport.analysis.dimensions import Dimensions
 from autoport.analysis.tensor_parallel import plan_tensor_parallel
 from autoport.errors import Refusal
-from autoport.port import Options
 from autoport.port_state import Port
 from autoport.schema.parallel import WeightBytes
 from autoport.schema.proof import PhaseProof, Proof
+from autoport.step import Options
 from autoport.validation import divergence, prove, step
 from autoport.validation.scenario import DECODE, PREFILL, SAMPLING, SEGMENTED
 from autoport.workspace import Workspace

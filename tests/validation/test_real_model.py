@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import rank_functions
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.plan import Plan
+from autoport.step import Options
 from autoport.validation import ranks
 from autoport.validation.simulated import Subject
 from autoport.workspace import Workspace

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
+from autoport.step import Options
 from autoport.validation import reference, serving, supervise
 from autoport.validation.backends import open_backend
 from autoport.validation.battery import ServerGone, run_battery

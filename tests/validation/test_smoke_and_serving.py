@@ -20,9 +20,10 @@ from autoport.cli.smoke import report as report_smoke
 from autoport.cli.status import serving_rows
 from autoport.codegen.document import documents
 from autoport.errors import Refusal
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.plan import Plan
+from autoport.step import Options
 from autoport.validation import checkpoints, serving, serving_server, smoke, supervise
 from autoport.validation.backends import Backend
 from autoport.validation.checkpoints import Chosen

@@ -13,11 +13,12 @@ from autoport.codegen.generate import render_package
 from autoport.codegen.render import render
 from autoport.errors import Refusal
 from autoport.package_workspace import PackageWorkspace
-from autoport.port import Options, run_step
+from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.facts import Facts
 from autoport.schema.plan import Plan
 from autoport.schema.proof import Proof
+from autoport.step import Options
 from autoport.validation.quantize import quantize, restore, store
 from autoport.validation.twin import build
 from autoport.validation.variant_proof import run

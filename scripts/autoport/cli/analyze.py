@@ -29,7 +29,7 @@ def command(
     """Step 2: plan the port (reference model, TP sizes, weight map); writes plan.json."""
     from autoport.cli.analysis_report import print_analysis
     from autoport.cli.steps import run_single
-    from autoport.port import Options
+    from autoport.step import Options
 
     run_single(
         "analyze",

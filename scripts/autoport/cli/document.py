@@ -14,6 +14,6 @@ def command(
 ) -> None:
     """Step 6: write the run script, the results file, the README and the logit test."""
     from autoport.cli.steps import run_single
-    from autoport.port import Options
+    from autoport.step import Options
 
     run_single("document", name, workspace, Options(force=force, keep_edited=keep_edited), as_json)

@@ -20,8 +20,9 @@ def command(
     from autoport.cli.output import EXIT_CODES, print_json
     from autoport.cli.review import report_findings
     from autoport.codegen.draft import example_command, write_draft
-    from autoport.port import Options, run_step
+    from autoport.port import run_step
     from autoport.port_state import Port
+    from autoport.step import Options
     from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace), name, source)

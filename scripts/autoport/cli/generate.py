@@ -23,7 +23,7 @@ def command(
     if explain:
         return _explain(name, workspace, as_json)
     from autoport.cli.steps import run_single
-    from autoport.port import Options
+    from autoport.step import Options
 
     run_single("generate", name, workspace, Options(force=force, keep_edited=keep_edited), as_json)
 

@@ -26,9 +26,10 @@ from autoport.cli.arguments import (
 from autoport.errors import Refusal
 
 if TYPE_CHECKING:
-    from autoport.port import Options, StepResult
+    from autoport.port import StepResult
     from autoport.port_state import Port
     from autoport.schema.plan import Override, Section
+    from autoport.step import Options
     from autoport.workspace import Workspace
 
 
@@ -78,7 +79,6 @@ def command(
     from autoport.cli.port_report import report
     from autoport.port import (
         STEPS,
-        Options,
         StepResult,
         command_line,
         forget_stale_source,
@@ -86,6 +86,7 @@ def command(
         require_device,
     )
     from autoport.port_state import Port
+    from autoport.step import Options
 
     options = Options(
         dry_run=dry_run,

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 
 from autoport.cli.output import print_files, report_steps
 from autoport.cli.review import report_findings
-from autoport.port import Options, StepResult
+from autoport.port import StepResult
 from autoport.port_state import Port
 from autoport.schema.facts import Facts
 from autoport.schema.parallel import TpPlan
 from autoport.schema.plan import Plan
 from autoport.schema.proof import Proof
+from autoport.step import Options
 from autoport.units import size_text
 
 

@@ -19,7 +19,7 @@ def command(
 ) -> None:
     """Prove the port on the CPU: a tiny twin on the simulator against the Hugging Face class."""
     from autoport.cli.steps import run_single
-    from autoport.port import Options
+    from autoport.step import Options
 
     if variant:
         prove_variant(name, workspace, variant, tp, as_json)

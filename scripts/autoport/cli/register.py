@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """Step 5: add the architecture to the plugin's registry.py."""
     from autoport.cli.steps import run_single
-    from autoport.port import Options
+    from autoport.step import Options
 
     options = Options(replace_row=replace_row, no_register=False, aliases=alias)
     run_single("register", name, workspace, options, as_json)

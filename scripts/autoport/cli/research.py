@@ -14,7 +14,7 @@ def command(
 ) -> None:
     """Step 1: read config, modeling source and headers; writes facts.json and checkpoint.json."""
     from autoport.cli.steps import run_single
-    from autoport.port import Options
+    from autoport.step import Options
 
     options = Options(probe=probe)
     run_single("research", name, workspace, options, as_json, source)

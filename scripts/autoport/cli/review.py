@@ -20,8 +20,9 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
     Works on any port in the workspace, also one that was written by hand.
     """
     from autoport.cli.output import EXIT_CODES, print_json, working
-    from autoport.port import STEPS, Options, run_step
+    from autoport.port import STEPS, run_step
     from autoport.port_state import Port
+    from autoport.step import Options
     from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace), name)

@@ -6,8 +6,9 @@ from pathlib import Path
 import typer
 
 from autoport.cli.output import EXIT_CODES, print_json, report_steps, working
-from autoport.port import STEPS, Options, run_step
+from autoport.port import STEPS, run_step
 from autoport.port_state import Port
+from autoport.step import Options
 from autoport.workspace import Workspace
 
 

@@ -19,9 +19,9 @@ from autoport.codegen.gaps import unwritten
 from autoport.codegen.out_of_tree import distribution
 from autoport.codegen.render import render, render_python
 from autoport.codegen.results import Measured, current_sections, keep_section
-from autoport.port import Options, Outcome
 from autoport.port_state import Port
 from autoport.schema.plan import Plan
+from autoport.step import Options, Outcome
 
 EXAMPLE_MODEL_LEN = 1024  # tokens; enough for the example's prompts
 LOGIT_TEST_MODEL_LEN = 256  # tokens; the length of the plugin's own logit tests

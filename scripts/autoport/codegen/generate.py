@@ -13,10 +13,10 @@ from autoport.codegen.out_of_tree import own_files
 from autoport.codegen.render import render_python
 from autoport.codegen.support import check_plan
 from autoport.package_workspace import PackageWorkspace
-from autoport.port import Options, Outcome
 from autoport.port_state import Port
 from autoport.schema.plan import Plan
 from autoport.schema.weights import WeightEntry
+from autoport.step import Options, Outcome
 from autoport.variants import BASE, Variant, read_variants
 
 TEMPLATES = {

@@ -8,9 +8,9 @@ from autoport.api_generation import parse, read_api
 from autoport.codegen.render import identifier, render, render_python
 from autoport.errors import refuse
 from autoport.package_workspace import PackageWorkspace
-from autoport.port import Options, Outcome
 from autoport.port_state import Port
 from autoport.schema.plan import Plan
+from autoport.step import Options, Outcome
 from autoport.workspace import Workspace
 
 PLUGIN_API = "plugin_api.py"

@@ -12,9 +12,9 @@ from autoport.errors import Problem, Refusal, refuse
 from autoport.files import write_atomic
 from autoport.naming import class_prefix
 from autoport.package_workspace import PackageWorkspace
-from autoport.port import Options, Outcome
 from autoport.port_state import Port
 from autoport.schema.plan import Plan
+from autoport.step import Options, Outcome
 
 
 def run(port: Port, options: Options) -> Outcome:

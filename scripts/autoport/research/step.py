@@ -6,7 +6,7 @@ from typing import Any
 from autoport.errors import Problem, Refusal, refuse
 from autoport.families import find_family
 from autoport.families.family import names_read
-from autoport.port import Options, Outcome, Port
+from autoport.port_state import Port
 from autoport.research.checkpoint import no_weights, read_checkpoint
 from autoport.research.config import config_digest, load_config, read_facts
 from autoport.research.config_class import class_attributes
@@ -21,6 +21,7 @@ from autoport.research.quantization import quantization_problems
 from autoport.research.source import Source, open_model
 from autoport.research.tied_head import compare_head
 from autoport.schema.facts import Checkpoint, Fact, Facts
+from autoport.step import Options, Outcome
 from autoport.units import size_text
 from autoport.variants import loaded_by
 

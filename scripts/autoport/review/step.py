@@ -9,7 +9,6 @@ import autoport.review.checks  # noqa: F401  (registers the checks)
 from autoport.analysis.draft import DraftPlan
 from autoport.errors import refuse
 from autoport.files import read_json
-from autoport.port import Options, Outcome
 from autoport.port_state import Port
 from autoport.review.checklist import Rule, load_checklists
 from autoport.review.finding import CHECKS, Finding, NotApplicable, NotChecked, Subject
@@ -17,6 +16,7 @@ from autoport.review.reference import reference_places
 from autoport.review.source import PortSource, SourceFile
 from autoport.schema.facts import Checkpoint, Facts
 from autoport.schema.plan import Plan
+from autoport.step import Options, Outcome
 
 # Rules about what a draft model has not, and why.
 NOT_FOR_DRAFTS = {

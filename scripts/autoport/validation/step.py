@@ -9,12 +9,12 @@ from autoport.codegen.features import FeatureResult
 from autoport.codegen.gaps import unwritten
 from autoport.errors import Problem, Refusal, refuse
 from autoport.package_workspace import PackageWorkspace
-from autoport.port import Options, Outcome
 from autoport.port_state import Port
 from autoport.schema.facts import Facts
 from autoport.schema.parallel import TpCandidate, TpPlan
 from autoport.schema.plan import Plan
 from autoport.schema.proof import Proof, ProofRun, RealSize, SectionError
+from autoport.step import Options, Outcome
 from autoport.validation import real_size
 from autoport.validation.prove import FOLDER, prepare, prove
 from autoport.validation.ranks import check_installed

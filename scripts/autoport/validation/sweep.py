@@ -22,11 +22,12 @@ import msgspec
 from autoport.errors import Problem, Refusal
 from autoport.files import write_atomic
 from autoport.modules import search_path
-from autoport.port import STEPS, Options, run_step
+from autoport.port import STEPS, run_step
 from autoport.port_state import Port
 from autoport.resources import references_dir, simulator_dir, templates_dir
 from autoport.schema.plan import Plan
 from autoport.schema.proof import Proof
+from autoport.step import Options
 from autoport.validation import landscape
 from autoport.validation.scenario import SAMPLING
 from autoport.workspace import Workspace

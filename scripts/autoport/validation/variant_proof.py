@@ -6,10 +6,10 @@ from typing import Any
 
 from autoport.errors import refuse
 from autoport.package_workspace import PackageWorkspace
-from autoport.port import Outcome
 from autoport.port_state import Port
 from autoport.schema.facts import Facts
 from autoport.schema.plan import Plan
+from autoport.step import Outcome
 from autoport.validation.metrics import relative_errors
 from autoport.validation.prove import (
     FOLDER,
