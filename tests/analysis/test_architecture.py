@@ -333,6 +333,20 @@ def test_a_foreign_key_outside_the_layers_is_refused(tmp_path, key, rule):
     assert "--incomplete" not in problem.next_step
 
 
+@pytest.mark.parametrize(
+    ("changes", "biases", "rule"),
+    [
+        ({"attention_bias": False}, True, "BIAS-CONFLICT"),
+        ({"sliding_window": 64}, False, "SCOPE-WINDOW"),
+    ],
+)
+def test_config_and_checkpoint_must_agree_with_incomplete_too(tmp_path, changes, biases, rule):
+    config = small_config(**changes)
+    write_checkpoint(tmp_path, config, llama_keys(config, qkv_bias=biases))
+    with pytest.raises(Refusal, match=rule):
+        describe_with_gaps(*research(str(tmp_path)))
+
+
 def test_another_family_of_key_names_is_refused(tmp_path):
     (problem,) = refused(
         tmp_path, small_config(), {"transformer.h.0.attn.c_attn.weight": ("BF16", (64, 192))}

@@ -25,12 +25,12 @@ def plan_of(tmp_path, name):
 # What an expert would note: reference, recommended TP, and a word of the comparison.
 EXPECTED = {
     "llama-3.1-8b": ("llama3", 2, "factor 8"),
-    "mistral-7b-v0.1": ("llama3", 2, "window of 4096 tokens in 32 layers"),
+    "mistral-7b-v0.1": ("llama3", 2, "window of 4096 tokens in all 32 layers"),
     "qwen2.5-7b": ("llama3", 2, "with bias on q, k and v"),
     "qwen3-8b": ("qwen3", 2, "RMSNorm on each head of q and k before rope"),
     "gemma-2b": ("llama3", 2, "embeddings times 45.2548"),
     "gemma-2-9b": ("llama3", 2, "softcap 50"),
-    "gemma-3-1b": ("qwen3", 2, "window of 512 tokens in 22 layers"),
+    "gemma-3-1b": ("qwen3", 2, "in layers 0-4, 6-10, 12-16, 18-22, 24-25 (22 of 26)"),
     "phi-3-mini-4k": ("llama3", 2, "window of 2047 tokens"),
     "phi-4": ("llama3", 2, "40 query and 10 KV heads"),
     "stablelm-2-1.6b": ("llama3", 2, "LayerNorm, with a bias"),
@@ -38,10 +38,10 @@ EXPECTED = {
     "olmo-2-7b": ("qwen3", 2, "before the residual sum"),
     "granite-3.1-8b": ("llama3", 2, "branches times 0.22"),
     "command-r": ("llama3", 4, "neighbours paired"),
-    "command-r7b": ("smollm3", 2, "none in 8 of 32 layers (NoPE)"),
+    "command-r7b": ("smollm3", 2, "none (NoPE) in layers 3, 7, 11, 15, 19, 23, 27, 31 (8 of 32)"),
     "glm-4-9b": ("llama3", 2, "64 dimensions of a head"),
     "glm-4-9b-0414": ("llama3", 2, "norms before and after attention and MLP"),
-    "smollm3-3b": ("smollm3", 2, "none in 9 of 36 layers (NoPE)"),
+    "smollm3-3b": ("smollm3", 2, "none (NoPE) in layers 3, 7, 11, 15, 19, 23, 27, 31, 35 (9 of 36)"),
     "falcon-40b": ("llama3", 8, "attention and MLP in parallel, a norm each"),
     "gpt-neox-20b": ("llama3", 4, "24 dimensions of a head"),
     "gpt2": ("llama3", 2, "learned positions"),
@@ -51,7 +51,7 @@ EXPECTED = {
 
 
 EXPECTED |= {
-    "qwen3-30b-a3b": ("qwen3_moe", 4, "128 experts of 768, 8 per token, in 48 layers"),
+    "qwen3-30b-a3b": ("qwen3_moe", 4, "128 experts of 768, 8 per token, in all 48 layers"),
     "qwen2-57b-a14b": ("gpt_oss", None, "shared experts"),
     "mixtral-8x7b": ("qwen3_moe", 8, "softmax over all; renormalised"),
     "gpt-oss-20b": ("gpt_oss", 4, "gate and up clamped at 7.0"),
@@ -157,11 +157,11 @@ def test_float32_is_told_with_its_price(tmp_path, monkeypatch):
     assert "PIT-DTYPE" not in {item.rule for item in plan_of(tmp_path, "olmo-2-7b").pitfalls}
 
 
-def test_layers_without_experts_are_counted(tmp_path, monkeypatch):
+def test_layers_with_experts_are_named(tmp_path, monkeypatch):
     changes = {"num_hidden_layers": 3, "mlp_only_layers": [0]}
     monkeypatch.setitem(PUBLISHED, "qwen3-moe-with-dense", PUBLISHED["qwen3-30b-a3b"] | changes)
     sections = {item.name: item.target for item in plan_of(tmp_path, "qwen3-moe-with-dense").sections}
-    assert "in 2 of 3 layers" in sections["moe"]
+    assert "in layers 1-2 (2 of 3)" in sections["moe"]
     assert "intermediate 6144" in sections["mlp"]
 
 

@@ -184,6 +184,7 @@ def test_any_vocabulary_is_padded():
     result = plan(msgspec.structs.replace(YI, vocab_size=32002))
     candidate = next(item for item in result.candidates if item.tp_size == 4)
     assert (candidate.valid, candidate.padded_vocab_size) == (True, 32004)
+    assert {row[0]: "R5" in row[2] for row in candidate_rows(result)}[str(candidate.tp_size)]
 
 
 def test_more_ranks_than_kv_heads_hold_copies():

@@ -223,9 +223,17 @@ def test_a_context_beyond_the_positions_is_refused():
         run(CONFIGS / "yi-6b.json", "--context-length", 8192, catch_exceptions=False)
 
 
-@pytest.mark.parametrize("options", [["--instance", "p5.48xlarge"], ["--lnc", "3"], ["--explain", "3"]])
-def test_unknown_choices_are_refused(options):
-    with pytest.raises(Refusal, match=r"TP-(INSTANCE|LNC|EXPLAIN)"):
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--instance", "p5.48xlarge"], "TP-INSTANCE"),
+        (["--lnc", "3"], "TP-LNC"),
+        (["--explain", "3"], "TP-EXPLAIN: TP 3 is not in the table: R1: the query heads are not a multiple"),
+        (["--explain", "128"], "TP-EXPLAIN: TP 128 is not in the table: trn2.48xlarge has 64 logical cores"),
+    ],
+)
+def test_unknown_choices_are_refused(options, told):
+    with pytest.raises(Refusal, match=told):
         run(CONFIGS / "yi-6b.json", *options, catch_exceptions=False)
 
 
@@ -241,6 +249,9 @@ def test_padding_is_spelled_out(published):
     candidates = {item["tp_size"]: item for item in report(config)["plan"]["candidates"]}
     assert candidates[2]["padded_vocab_size"] == 49156
     assert "vocabulary to 49156" in " ".join(run(config, "--explain", 2).stdout.split())
+    cells = [line.split("│") for line in run(config).stdout.splitlines() if "│" in line]
+    why = " ".join(" ".join(row[3].split()) for row in cells)
+    assert "R5: vocab_size 49155 is filled up with zeros to 49156" in why
 
 
 def test_the_script_prints_the_same_from_any_folder(tmp_path):

@@ -240,6 +240,14 @@ def test_a_wrong_value_is_named(tmp_path, changes, rule, found):
     assert found in problems_of(tmp_path, small_config(**changes))[rule]
 
 
+def test_what_makes_layers_differ_is_named_beside_an_unknown_class(tmp_path):
+    blocks = [{"attention": {"n_heads_in_group": 4}}, {"attention": {"no_op": True}}]
+    changes = {"model_type": "nemotron-nas", "intermediate_size": None, "block_configs": blocks}
+    problems = problems_of(tmp_path, small_config(**changes))
+    assert problems.keys() == {"SCOPE-ARCH", "CFG-PER-LAYER"}
+    assert "layer 1 has no attention" in problems["CFG-PER-LAYER"]
+
+
 def test_all_problems_come_at_once(tmp_path):
     problems = problems_of(tmp_path, small_config(architectures=[], vocab_size="many", rope_theta=-1.0))
     assert problems.keys() == {"CFG-ARCH", "CFG-TYPE", "CFG-ROPE"}

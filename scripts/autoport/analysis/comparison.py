@@ -1,10 +1,12 @@
 """The model beside its reference model, one row for each section of model.py."""
 
 import re
+from collections.abc import Sequence
 
 from autoport.analysis.moe import has_dense_layers
 from autoport.analysis.reference import load_table
 from autoport.analysis.windows import binds
+from autoport.research.keys import ranges
 from autoport.schema.architecture import Architecture, Norm, Rope, SharedExperts
 from autoport.schema.facts import Facts
 from autoport.schema.plan import Section
@@ -104,7 +106,7 @@ def _rope(architecture: Architecture, facts: Facts, source: dict[str, str]) -> R
     if any(rope.pairing == "interleaved" for rope in used):
         changes.append("interleaved pairs")
     if without:
-        texts.append(f"none in {len(without)} of {architecture.num_layers} layers (NoPE)")
+        texts.append(f"none (NoPE) in {_layers(without, architecture)}")
         changes.append("layers without rotation")
     share = _rotated_share(facts, source) if partial else ""
     layers = source.get("layer_rope", "") if without else ""
@@ -129,6 +131,16 @@ def _rope_text(rope: Rope) -> str:
     return text + (", direction reversed" if rope.sign == -1 else "")
 
 
+def _layers(indices: Sequence[int], architecture: Architecture) -> str:
+    """Which layers, and how many of them there are."""
+    total = architecture.num_layers
+    return (
+        f"all {total} layers"
+        if len(indices) == total
+        else f"layers {ranges(indices)} ({len(indices)} of {total})"
+    )
+
+
 def _labelled(label: str, places: str) -> str:
     return f"{label}: {places}" if places else ""
 
@@ -148,8 +160,8 @@ def _attention(architecture: Architecture, facts: Facts, source: dict[str, str])
         parts.append(f"{norm} on {QK_WIDTHS[attention.qk_norm.width]} q and k {place}")
     windows = sorted({window for window in architecture.layers.windows if window})
     if windows:
-        count = sum(window is not None for window in architecture.layers.windows)
-        text = f"window of {', '.join(map(str, windows))} tokens in {count} layers"
+        inside = [i for i, window in enumerate(architecture.layers.windows) if window is not None]
+        text = f"window of {', '.join(map(str, windows))} tokens in {_layers(inside, architecture)}"
         if not any(binds(window, architecture) for window in windows):
             text += f", which never binds: the model has {architecture.max_position_embeddings} positions"
         parts.append(text)
@@ -199,10 +211,10 @@ def _moe(architecture: Architecture, facts: Facts) -> Row:
     if moe is None:
         return "none", "none", "checkpoint keys"
     routing = moe.routing
-    layers = sum(architecture.layers.moe) if architecture.layers.moe else architecture.num_layers
+    routed = architecture.layers.moe or [True] * architecture.num_layers
+    layers = _layers([i for i, has_experts in enumerate(routed) if has_experts], architecture)
     parts = [
-        f"{routing.num_experts} experts of {moe.intermediate_size}, {routing.top_k} per token, in {layers} "
-        + ("layers" if layers == architecture.num_layers else f"of {architecture.num_layers} layers"),
+        f"{routing.num_experts} experts of {moe.intermediate_size}, {routing.top_k} per token, in {layers}",
         f"{routing.score} over {routing.score_over}",
     ]
     for present, text in (

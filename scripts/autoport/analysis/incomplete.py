@@ -13,7 +13,13 @@ import msgspec
 
 from autoport.analysis.architecture import assemble, port_dtype
 from autoport.analysis.coverage import check_coverage, coverage_problems
-from autoport.analysis.crosscheck import absent_size_problems, head_problems, projection_problems
+from autoport.analysis.crosscheck import (
+    absent_size_problems,
+    bias_problems,
+    head_problems,
+    ignored_problems,
+    projection_problems,
+)
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.scope import GAP_RULES, GapSection, facts_problems
 from autoport.analysis.source_check import source_conflicts
@@ -128,6 +134,9 @@ def _describe(
     architecture = assemble(traits, keys, dtype)
     fatal += [*traits.problems, *head_problems(facts, keys, checkpoint.source)]
     fatal += projection_problems(facts, keys, checkpoint)
+    fatal += bias_problems(facts, family, keys, checkpoint.source)
+    if find_family(facts.architecture.value, facts.model_type.value) is not None:
+        fatal += ignored_problems(facts, architecture)
     for finding, text in source_conflicts(facts, family, architecture):
         section = TOPICS.get(finding.topic)
         if section:

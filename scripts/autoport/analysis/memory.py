@@ -16,7 +16,11 @@ def memory_rows(plan: TpPlan, tp: int) -> list[tuple[str, str, str]]:
     candidate = next((item for item in plan.candidates if item.tp_size == tp), None)
     if candidate is None:
         sizes = ", ".join(str(item.tp_size) for item in plan.candidates)
-        raise refuse("TP-EXPLAIN", f"TP {tp} is not in the table", "option --explain", f"use one of {sizes}")
+        why = "R1: the query heads are not a multiple of it"
+        if tp > plan.cores:
+            why = f"{plan.instance} has {plan.cores} logical cores at LNC {plan.lnc}"
+        found = f"TP {tp} is not in the table: {why}"
+        raise refuse("TP-EXPLAIN", found, "option --explain", f"use one of {sizes}")
     rows = [
         (name, size_text(part.per_rank(tp, plan.num_kv_heads)), _how(plan, tp, name))
         for name, part in plan.parts.items()

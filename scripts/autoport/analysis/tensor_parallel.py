@@ -270,6 +270,7 @@ def no_valid_tp(plan: TpPlan) -> str:
 def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
     """The plan as table rows: TP, verdict, reasons, KV heads, weights and KV cache per rank."""
     rows = []
+    vocabulary = plan.candidates[0].padded_vocab_size  # the first one is TP 1
     for candidate in plan.candidates:
         verdict = "no" if candidate.violations else ("relaxed" if candidate.relaxed else "yes")
         if candidate.tp_size == plan.recommended:
@@ -278,6 +279,9 @@ def candidate_rows(plan: TpPlan) -> list[tuple[str, ...]]:
         reasons += [f"{item.rule} relaxed: {item.text}" for item in candidate.relaxed]
         if candidate.valid:
             reasons += [f"{item.rule}: {item.text}" for item in candidate.padded]
+            if candidate.padded_vocab_size != vocabulary:
+                filled = candidate.padded_vocab_size
+                reasons.append(f"R5: vocab_size {vocabulary} is filled up with zeros to {filled}")
             reasons += [f"slow: {item.rule}: {item.text}" for item in candidate.slow_paths]
         if all(violation.rule == "MEM" for violation in candidate.violations):
             kv = str(candidate.kv_heads_per_rank)

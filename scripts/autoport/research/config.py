@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from autoport.errors import Refusal, refuse
+from autoport.errors import Problem, Refusal, refuse
 from autoport.research.config_defaults import causal_lm_classes
 from autoport.research.config_types import type_conflicts
 from autoport.research.experts import resolve_experts
@@ -165,10 +165,10 @@ def _check_objects(resolver: Resolver, config: Mapping[str, Any]) -> None:
 
 
 def _check_scope(resolver: Resolver, architecture: Fact | None, model_type: Fact | None) -> None:
-    """Stop (SCOPE-ARCH, alone) at a class that has no place for what a decoder has.
+    """Stop (SCOPE-ARCH) at a class that has no place for what a decoder has.
 
     Raises:
-        Refusal: The other problems of such a config would only repeat that.
+        Refusal: That and what makes its layers differ; the other problems of such a config would only repeat it.
     """
     if architecture is None or model_type is None or not resolver.without_value:
         return
@@ -179,12 +179,9 @@ def _check_scope(resolver: Resolver, architecture: Fact | None, model_type: Fact
         )
     else:
         why = f"transformers has no model_type {model_type.value!r}, and config.json gives no {missing}"
-    raise refuse(
-        "SCOPE-ARCH",
-        f"architecture {architecture.value!r} is not supported: {why}",
-        resolver.config_file,
-        NOT_PORTED,
-    )
+    found = f"architecture {architecture.value!r} is not supported: {why}"
+    differing = [problem for problem in resolver.problems if problem.rule == "CFG-PER-LAYER"]
+    raise Refusal(Problem("SCOPE-ARCH", found, str(resolver.config_file), NOT_PORTED), *differing)
 
 
 def _check_class(resolver: Resolver) -> None:
