@@ -2,11 +2,13 @@
 
     python benchmarks/fuzz.py [--seconds 3600] [--seed 0]
 
-Stops at the first input that is neither read (or planned) nor refused, and prints its seed.
+Stops at the first input that is neither read (or planned) nor refused, or takes more memory or time than
+any input may, and prints its seed.
 """
 
 import argparse
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -16,12 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fuzzing import config_case, header_case, plan_case
 
+LARGEST_ADDRESS_SPACE = 3 * 2**30  # bytes; Python, torch and transformers take about 2 * 2**30 of them
+LONGEST_CASE = 30.0  # seconds of CPU; the first case of a kind imports transformers
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (LARGEST_ADDRESS_SPACE, LARGEST_ADDRESS_SPACE))
     end, seed, slowest = time.monotonic() + arguments.seconds, arguments.seed, 0.0
     with tempfile.TemporaryDirectory() as folder:
         headers, configs = Path(folder, "headers"), Path(folder, "configs")
@@ -35,10 +41,18 @@ def main() -> int:
                 except Exception as error:
                     print(f"{case.__name__} with seed {seed}: {type(error).__name__}: {error}")
                     raise
-                slowest = max(slowest, time.process_time() - started)
+                taken = time.process_time() - started
+                if taken > LONGEST_CASE:
+                    print(f"{case.__name__} with seed {seed}: {taken:.0f} s of CPU")
+                    return 1
+                slowest = max(slowest, taken)
             seed += 1
     count = seed - arguments.seed
-    print(f"{count} headers, {count} configs and {count} plans, no crash; slowest {slowest:.2f} s of CPU")
+    print(
+        f"{count} headers, {count} configs and {count} plans, no crash; slowest {slowest:.2f} s of CPU, ",
+        end="",
+    )
+    print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
     return 0
 
 

@@ -5,6 +5,7 @@ from autoport.analysis.architecture import describe_architecture
 from autoport.analysis.coverage import check_coverage, coverage_problems
 from autoport.analysis.keys import CheckpointKeys
 from autoport.analysis.weight_map import build_weight_map, expand
+from autoport.errors import Refusal
 from autoport.research.step import research
 from autoport.schema.facts import TensorHeader
 from autoport.schema.weights import WeightEntry
@@ -106,6 +107,14 @@ def test_the_three_lists_are_separate(tmp_path):
     problems = list(coverage_problems(coverage, 2, checkpoint))
     assert [problem.rule for problem in problems] == ["MAP-MISSING", "MAP-UNEXPECTED", "MAP-TWICE"]
     assert "layers 0-1" in problems[2].found
+
+
+def test_a_map_far_larger_than_any_checkpoint_is_refused_before_it_is_written_out(tmp_path):
+    weights, checkpoint = map_of(tmp_path, small_config())
+    expert = "model.layers.{i}.mlp.experts.{e}.up_proj.weight"
+    weights.entries.append(WeightEntry("model.layers.{i}.up", [expert], [(64, 64)], "column", experts=10_000))
+    with pytest.raises(Refusal, match="10000 layers of 10009 keys; the checkpoint has 21 keys in all"):
+        check_coverage(weights, 10_000, checkpoint)
 
 
 def problems_of(tmp_path, config, keys):

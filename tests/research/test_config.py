@@ -217,7 +217,8 @@ def test_another_kind_of_model_is_one_problem(tmp_path, config, rule, why):
         ({"num_attention_heads": -4}, "CFG-TYPE", "-4"),
         ({"vocab_size": 0}, "CFG-TYPE", "vocab_size is 0"),
         ({"vocab_size": 10**15}, "CFG-TYPE", "vocab_size is 1000000000000000"),
-        ({"num_hidden_layers": 10**9}, "CFG-TYPE", "not a number of layers"),
+        ({"num_hidden_layers": 10**9}, "CFG-TYPE", "at most 10000 layers, heads or experts"),
+        ({"num_attention_heads": 10**9}, "CFG-TYPE", "at most 10000 layers, heads or experts"),
         ({"num_key_value_heads": [2, 0]}, "CFG-PER-LAYER", "[2, 0]: layer 1 has none"),
         ({"hybrid_override_pattern": "M-M*-"}, "CFG-PER-LAYER", "M-M*-"),
         (

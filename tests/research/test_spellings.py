@@ -105,6 +105,8 @@ def test_a_window_that_the_class_switches_off_is_a_warning(tmp_path):
         (PUBLISHED["deepseek-v3"] | {"moe_layer_freq": [0, 1]}, "CFG-LAYER-TYPES", "has 2 entries for 61 layers"),
         (PUBLISHED["deepseek-v3"] | {"qk_nope_head_dim": 2**40}, "CFG-TYPE", "qk_rope_head_dim is 1099511627840"),
         (PUBLISHED["mixtral-8x7b"] | {"num_experts_per_tok": 9}, "CFG-EXPERTS", "9 experts per token of 8"),
+        (PUBLISHED["mixtral-8x7b"] | {"num_local_experts": 10**9}, "CFG-TYPE", "num_local_experts is 1000000000"),
+        (PUBLISHED["deepseek-v3"] | {"n_shared_experts": 10**9}, "CFG-TYPE", "n_shared_experts is 1000000000"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_never_guessed(tmp_path, config, rule, found):

@@ -6,10 +6,12 @@ from collections.abc import Container, ItemsView, Iterable, Iterator, Sequence
 import msgspec
 
 from autoport.analysis.weight_map import expand
-from autoport.errors import Problem
+from autoport.errors import Problem, refuse
 from autoport.research.keys import fold, fold_all, fold_experts, label, ranges
 from autoport.schema.facts import Checkpoint, Facts
 from autoport.schema.weights import WeightEntry, WeightMap
+
+LARGEST_KEY_COUNT = 1_000_000  # about ten times the keys of the largest mixtures of experts
 
 # Pattern of a key that nothing takes -> why it may be there; the first that matches is said.
 UNEXPECTED_CAUSES = [
@@ -77,7 +79,16 @@ def check_coverage(
 
     Args:
         has_experts: Whether each layer has experts; empty when layers do not differ in that.
+
+    Raises:
+        Refusal: MAP-MISSING: the map has more than `LARGEST_KEY_COUNT` keys.
     """
+    of_layers = [entry for entry in weights.entries if "{i}" in entry.parameter]
+    per_layer = sum(len(entry.keys) * (entry.experts or 1) for entry in of_layers)
+    if per_layer * num_layers > LARGEST_KEY_COUNT:
+        found = f"{num_layers} layers of {per_layer} keys; the checkpoint has {len(checkpoint.tensors)} keys in all"
+        step = "correct num_hidden_layers or the number of experts in config.json"
+        raise refuse("MAP-MISSING", found, checkpoint.source, step)
     expected: dict[str, tuple[int, ...]] = {}
     takers: dict[str, list[WeightEntry]] = {}
     for entry, keys in expand(weights, num_layers, has_experts):

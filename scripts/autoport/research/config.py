@@ -17,8 +17,8 @@ from autoport.research.fields import (
     describe,
     is_flag,
     is_integer,
-    is_layer_count,
     is_number,
+    is_part_count,
     is_text,
 )
 from autoport.research.heterogeneous import heterogeneous_problems
@@ -36,8 +36,8 @@ REQUIRED = {
     "vocab_size": is_integer,
     "hidden_size": is_integer,
     "intermediate_size": is_integer,
-    "num_layers": is_layer_count,
-    "num_heads": is_integer,
+    "num_layers": is_part_count,
+    "num_heads": is_part_count,
     "max_position_embeddings": is_integer,
     "norm_eps": is_number,
     "activation": is_text,
@@ -290,7 +290,7 @@ def _model_type(resolver: Resolver, architecture: Fact | None) -> Fact | None:
 def _heads(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
     found: dict[str, Fact] = {}
     count = len(resolver.problems)
-    kv_heads = resolver.optional("num_kv_heads", is_integer)
+    kv_heads = resolver.optional("num_kv_heads", is_part_count)
     head_dim = resolver.optional("head_dim", is_integer)
     heads, hidden = facts.get("num_heads"), facts.get("hidden_size")
     if len(resolver.problems) > count or heads is None or hidden is None:

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoport.research.aliases import READ_WITH
-from autoport.research.fields import Resolver, describe, is_count, is_flag, is_integer, is_number, is_text
+from autoport.research.fields import (
+    Resolver,
+    describe,
+    is_count,
+    is_flag,
+    is_integer,
+    is_number,
+    is_part_count_or_0,
+    is_text,
+)
 from autoport.schema.facts import Fact
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
@@ -24,7 +33,7 @@ FIELDS: dict[str, Any] = {
 
 def resolve_experts(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, Fact]:
     """Facts of the experts; empty for a dense model (none, null, 0 or 1 expert)."""
-    experts = resolver.optional("num_experts", is_count, strict=True)
+    experts = resolver.optional("num_experts", is_part_count_or_0, strict=True)
     per_token = _experts_per_token(resolver)
     if experts is None or experts.value < 2 or (per_token is not None and per_token.value == 0):
         resolver.consumed.update(_present(resolver, READ_WITH["experts"]))
@@ -34,7 +43,7 @@ def resolve_experts(resolver: Resolver, facts: Mapping[str, Fact]) -> dict[str, 
         name: resolver.optional(name, check, strict=name not in ROUTER_NAMES)
         for name, check in FIELDS.items()
     }
-    shared = resolver.optional("num_shared_experts", is_count, strict=True)
+    shared = resolver.optional("num_shared_experts", is_part_count_or_0, strict=True)
     found["num_shared_experts"] = shared if shared and shared.value else None
     width = resolver.optional("shared_intermediate_size", is_count, strict=True)
     found["shared_intermediate_size"] = width if width and width.value else None
@@ -64,8 +73,10 @@ def _experts_per_token(resolver: Resolver) -> Fact | None:
 
 def _is_count_or_counts(value: Any) -> str | None:
     if not isinstance(value, list):
-        return is_count(value)
-    return next((wrong for item in value if (wrong := is_count(item))), None if value else "is an empty list")
+        return is_part_count_or_0(value)
+    if not value:
+        return "is an empty list"
+    return next((wrong for item in value if (wrong := is_part_count_or_0(item))), None)
 
 
 def _present(resolver: Resolver, keys: tuple[str, ...]) -> set[str]:

@@ -12,7 +12,7 @@ from autoport.research.config_defaults import config_defaults
 from autoport.research.readings import READINGS
 from autoport.research.values import ConfigValues, UnknownAttribute
 from autoport.schema.facts import Fact
-from autoport.schema.field_types import LARGEST_LAYER_COUNT, LARGEST_SIZE
+from autoport.schema.field_types import LARGEST_PART_COUNT, LARGEST_SIZE
 
 SHAPE = ("hidden_size", "num_layers")  # that every published config gives
 OUTER_KEYS = (
@@ -37,11 +37,15 @@ def is_count(value: Any) -> str | None:
     return None if value == 0 and type(value) is int else is_integer(value)
 
 
-def is_layer_count(value: Any) -> str | None:
-    """What is wrong with `value` as a number of layers."""
-    return is_integer(value) or (
-        f"is {value}, not a number of layers" if value > LARGEST_LAYER_COUNT else None
-    )
+def is_part_count(value: Any) -> str | None:
+    """What is wrong with `value` as a number of layers, heads or experts, from 1 to `LARGEST_PART_COUNT`."""
+    too_many = f"is {value}; at most {LARGEST_PART_COUNT} layers, heads or experts can be planned"
+    return is_integer(value) or (too_many if value > LARGEST_PART_COUNT else None)
+
+
+def is_part_count_or_0(value: Any) -> str | None:
+    """What is wrong with `value` as a number of experts, which 0 says there are none."""
+    return is_count(value) or (is_part_count(value) if value else None)
 
 
 def is_number(value: Any) -> str | None:

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import msgspec
 
 LARGEST_SIZE = 2**40
-LARGEST_LAYER_COUNT = 10_000
+LARGEST_PART_COUNT = 10_000  # layers, heads or experts: each is planned, and held in memory, by itself
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_SIZE)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_SIZE)]
-LayerCount = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_LAYER_COUNT)]
+PartCount = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_PART_COUNT)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 REQUIRED: dict[str, Any] = {
@@ -19,9 +19,9 @@ REQUIRED: dict[str, Any] = {
     "intermediate_size": Size,
     "max_position_embeddings": Size,
     "norm_eps": Positive,
-    "num_heads": Size,
-    "num_kv_heads": Size,
-    "num_layers": LayerCount,
+    "num_heads": PartCount,
+    "num_kv_heads": PartCount,
+    "num_layers": PartCount,
     "rope_parameters": dict[str, Any],
     "rope_type": str,
     "tie_word_embeddings": bool,
@@ -46,9 +46,9 @@ OPTIONAL: dict[str, Any] = {
     "moe_intermediate_size": Size,
     "n_group": Size,
     "norm_topk_prob": bool,
-    "num_experts": Count,
-    "num_experts_per_tok": Count,
-    "num_shared_experts": Count,
+    "num_experts": PartCount,
+    "num_experts_per_tok": PartCount,
+    "num_shared_experts": PartCount,
     "routed_scaling_factor": Positive,
     "router_method": str,
     "router_score": str,
