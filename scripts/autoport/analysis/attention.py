@@ -60,14 +60,12 @@ def _qk_norm(traits: Traits, keys: CheckpointKeys, norm: Norm) -> QkNorm | None:
     style = traits.family.qk_norm
     if style is None or not traits.value(style.when):
         return None
-    eps = traits.number(style.eps) if style.eps else norm.eps
-    kind = style.kind or norm.kind
     described = Norm(
-        kind=kind,
-        eps=norm.eps if eps is None else eps,
+        kind=norm.kind,
+        eps=norm.eps,
         weight=style.weight,
         bias=keys.in_layers(keys.names.q_norm.replace("{h}", "0"), "bias"),
-        rounding="after_weight" if kind == "layer" else style.rounding,
+        rounding="after_weight" if norm.kind == "layer" else style.rounding,
     )
     return QkNorm(described, style.width, style.place)
 

@@ -52,8 +52,6 @@ def config_readings(
     for field, (expression, neutral) in numbers.items():
         if traits.number(expression, neutral) is not None:
             readings[field] = expression
-    if family.qk_norm and family.qk_norm.eps and traits.value(family.qk_norm.when):
-        readings["qk_norm_eps"] = family.qk_norm.eps
     if any(windows):
         readings["layer_windows"] = family.windows
     if len(set(labels)) > 1 or rope_by_label(traits, labels):

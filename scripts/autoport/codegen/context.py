@@ -34,7 +34,6 @@ FIELD_TYPES = {
 }
 FLOAT_FIELDS = (
     "norm_eps",
-    "qk_norm_eps",
     "attention_scale",
     "attention_softcap",
     "qkv_clip",

@@ -67,18 +67,13 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QkNormStyle(msgspec.Struct, frozen=True, kw_only=True):
-    """A norm on queries and keys, where `when` holds.
-
-    `kind` None: as the family's other norms.
-    """
+    """A norm on queries and keys where `when` holds, of the same kind and eps as the family's other norms."""
 
     when: str = "True"
-    kind: Literal["rms", "layer"] | None = None
     weight: Literal["plain", "one_plus", "none"] = "plain"
     width: Literal["head", "each_head", "full"] = "head"
     place: Literal["before_rope", "after_rope"] = "before_rope"
     rounding: Literal["before_weight", "after_weight"] = "before_weight"
-    eps: str = ""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,12 +98,11 @@ def _window(resolver: Resolver, in_use: Fact | None) -> Fact | None:
         return None
     if window is not None:
         return window
-    key = next((key for key in ("sliding_window",) if key in resolver.config), None)
-    if key is None:
+    if "sliding_window" not in resolver.config:
         return None
-    if resolver.config[key] is None:
-        return Fact(None, f"config.json: {resolver.path}{key} is null")
-    fact = resolver.attribute(key)
+    if resolver.config["sliding_window"] is None:
+        return Fact(None, f"config.json: {resolver.path}sliding_window is null")
+    fact = resolver.attribute("sliding_window")
     if fact is not None and len(resolver.warnings) > before:
         return Fact(None, fact.source)
     return None
