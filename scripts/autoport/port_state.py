@@ -146,9 +146,9 @@ class Port:
         return read_json(path, kind, f"run '{self.command(step)}' again")
 
     def command(self, step: str) -> str:
-        """The command that runs a step of this port."""
+        """The command that runs a step of this port from any folder."""
         source = f" {shlex.quote(self.source) if self.source else 'SOURCE'}" if step == "research" else ""
-        return f"autoport {step} {self.name}{source}"
+        return f"autoport {step} {self.name}{source} --workspace {shlex.quote(str(self.workspace.root))}"
 
     def file_status(self, relative: str) -> str:
         """``"missing"``, ``"ours"`` (as last written), ``"edited"`` (changed since) or ``"foreign"``."""

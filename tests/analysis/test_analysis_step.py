@@ -202,7 +202,9 @@ def test_damaged_facts_are_refused_with_the_place_in_the_file(port, keys, value,
     (problem,) = caught.value.problems
     assert problem.rule == "PORT-STATE"
     assert told in problem.found
-    assert problem.next_step == f"run 'autoport research small {port.source}' again"
+    assert problem.next_step == (
+        f"run 'autoport research small {port.source} --workspace {port.workspace.root}' again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_a_damaged_plan_is_refused_with_the_place_in_the_file(port, keys, value,
     with pytest.raises(Refusal, match="PORT-STATE") as caught:
         port.read_state("plan.json", Plan, "analyze")
     assert f"at `{place}`" in str(caught.value)
-    assert "Next: run 'autoport analyze small' again" in str(caught.value)
+    assert f"Next: run 'autoport analyze small --workspace {port.workspace.root}' again" in str(caught.value)
 
 
 def test_a_quantised_config_is_sized_as_not_quantised_and_says_so(tmp_path):

@@ -234,5 +234,5 @@ def confirm(port: Port, digest: str) -> None:
 def is_confirmed(port: Port, digest: str) -> bool:
     if not port.has_state(CONFIRMED):
         return False
-    next_step = f"look at {DECISIONS} beside it and confirm it again: autoport port {port.name} --confirm"
+    next_step = f"look at {DECISIONS} beside it and confirm it again: {port.command('port')} --confirm"
     return read_json(port.state_dir / CONFIRMED, Confirmed, next_step).decisions == digest

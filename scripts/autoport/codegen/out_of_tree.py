@@ -64,7 +64,7 @@ def register(port: Port, workspace: PackageWorkspace, architecture: str, options
             "PORT-ORDER",
             "the model is not generated yet",
             workspace.model_dir(port.name),
-            f"run 'autoport generate {port.name}'",
+            f"run '{port.command('generate')}'",
         )
     check_free(workspace, architecture)
     context = _context(workspace, identifier(architecture))

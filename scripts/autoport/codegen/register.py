@@ -46,7 +46,7 @@ def run(port: Port, options: Options) -> Outcome:
             "PORT-ORDER",
             "the model is not generated yet",
             path.parent / port.name,
-            f"run 'autoport generate {port.name}'",
+            f"run '{port.command('generate')}'",
         )
     with port.workspace.lock("registry"):
         before, after = edited(port, architecture, options.replace_row, options.aliases)

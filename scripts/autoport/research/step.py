@@ -117,7 +117,7 @@ def run(port: Port, options: Options) -> Outcome:
             "PORT-NONE",
             f"no port named {port.name!r}",
             port.state_dir,
-            f"autoport research {port.name} SOURCE",
+            port.command("research"),
         )
     facts, checkpoint = research(port.source)
     if options.probe:

@@ -73,7 +73,7 @@ def smoke(port: Port, backend: Backend, tp_size: int | None = None) -> Smoke:
     """
     script = port.workspace.root / port.workspace.run_script(port.name)
     if not script.is_file():
-        raise refuse("PORT-ORDER", "run.py is missing", script, f"run 'autoport document {port.name}' first")
+        raise refuse("PORT-ORDER", "run.py is missing", script, f"run '{port.command('document')}' first")
     chosen = choose(port, backend, tp_size, "bfloat16")
     arguments = run_arguments(port, backend, chosen)
     log = port.state_dir / FOLDER / "smoke.log"

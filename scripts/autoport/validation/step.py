@@ -43,7 +43,7 @@ def run(port: Port, options: Options) -> Outcome:
     model_dir = port.workspace.model_dir(port.name)
     if not (model_dir / "model.py").is_file():
         raise refuse(
-            "PORT-ORDER", "model.py is missing", model_dir, f"run 'autoport generate {port.name}' first"
+            "PORT-ORDER", "model.py is missing", model_dir, f"run '{port.command('generate')}' first"
         )
     check_installed()
     tp_sizes, not_run = choose_tp_sizes(plan.tp, options.tp_sizes)
