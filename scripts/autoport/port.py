@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +13,8 @@ from autoport import __version__, preflight
 from autoport.errors import refuse
 from autoport.port_state import Port, StepRecord
 from autoport.resources import checklists_dir
-from autoport.step import Options, Outcome
+from autoport.step import Options, Outcome, command_line
 from autoport.units import now
-
-# Names of the switches in `Options` that a run after a pause needs again.
-FLAGS = ("dry_run", "incomplete", "probe", "force", "keep_edited", "replace_row", "no_register")
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -139,22 +135,6 @@ def run_port(port: Port, options: Options, on_start: Callable[[str, Step], None]
         yield result
         if result.status != "done":
             return
-
-
-def command_line(port: Port, options: Options) -> str:
-    """The command that goes on with this port from any folder, with the options that change its result."""
-    default = Options()
-    words = ["autoport", "port", port.name, "--workspace", str(port.workspace.root)]
-    words += [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name)]
-    words += [word for rule in options.relax for word in ("--relax", rule)]
-    words += [word for size in options.tp_sizes for word in ("--tp", str(size))]
-    if options.context_length is not None:
-        words += ["--context-length", str(options.context_length)]
-    if options.batch_size != default.batch_size:
-        words += ["--batch-size", str(options.batch_size)]
-    if (options.instance, options.lnc) != (default.instance, default.lnc):
-        words += ["--instance", options.instance, "--lnc", str(options.lnc)]
-    return shlex.join(words)
 
 
 def forget_stale_source(port: Port) -> None:

@@ -1,10 +1,15 @@
 """What a step of a port is given, and what it reports."""
 
+import shlex
 from typing import Any, Literal
 
 import msgspec
 
+from autoport.port_state import Port
+
 Status = Literal["done", "red", "waiting"]
+# Names of the switches in `Options` that a run after a pause needs again.
+FLAGS = ("dry_run", "incomplete", "probe", "force", "keep_edited", "replace_row", "no_register")
 
 
 class Options(msgspec.Struct):
@@ -54,3 +59,19 @@ class Outcome(msgspec.Struct):
     summary: str
     data: Any = None
     files: list[str] = []
+
+
+def command_line(port: Port, options: Options) -> str:
+    """The command that goes on with this port from any folder, with the options that change its result."""
+    default = Options()
+    words = ["autoport", "port", port.name, "--workspace", str(port.workspace.root)]
+    words += [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name)]
+    words += [word for rule in options.relax for word in ("--relax", rule)]
+    words += [word for size in options.tp_sizes for word in ("--tp", str(size))]
+    if options.context_length is not None:
+        words += ["--context-length", str(options.context_length)]
+    if options.batch_size != default.batch_size:
+        words += ["--batch-size", str(options.batch_size)]
+    if (options.instance, options.lnc) != (default.instance, default.lnc):
+        words += ["--instance", options.instance, "--lnc", str(options.lnc)]
+    return shlex.join(words)

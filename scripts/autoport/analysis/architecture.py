@@ -96,7 +96,7 @@ def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture
     topology = traits.value(family.topology)
     if topology not in NORM_NAMES:
         topology = "pre_norm"  # a problem says so
-    norm = layer_norm_of(family, keys, topology, value["norm_eps"])
+    norm = block_norm(family, keys, topology, value["norm_eps"])
     windows = traits.per_layer(family.windows)
     labels = traits.per_layer(family.rope_labels)
     ropes = rope_by_label(traits, labels)
@@ -149,7 +149,7 @@ def assemble(traits: Traits, keys: CheckpointKeys, dtype: Dtype) -> Architecture
     )
 
 
-def layer_norm_of(family: Family, keys: CheckpointKeys, topology: str, eps: Any) -> Norm:
+def block_norm(family: Family, keys: CheckpointKeys, topology: str, eps: Any) -> Norm:
     """The norm of the family's blocks."""
     names = keys.names.layer_norms(topology)
     return Norm(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from autoport.analysis.architecture import layer_norm_of
+from autoport.analysis.architecture import block_norm
 from autoport.analysis.attention import LARGEST_FUSED_HEAD_DIM, describe_attention
 from autoport.analysis.dimensions import SHARED, Dimensions
 from autoport.analysis.expert_parallel import plan_expert_parallel
@@ -110,7 +110,7 @@ def _fused(facts: Facts) -> tuple[bool, bool]:
     if family is None:
         return bool(facts.fields["head_dim"].value <= LARGEST_FUSED_HEAD_DIM), True
     traits, keys = Traits(family, facts), CheckpointKeys((), family.keys)
-    norm = layer_norm_of(family, keys, "pre_norm", facts.fields["norm_eps"].value)
+    norm = block_norm(family, keys, "pre_norm", facts.fields["norm_eps"].value)
     attention = describe_attention(traits, keys, norm, traits.per_layer(family.windows))
     moe = describe_moe(traits, norm, traits.value(family.topology))
     return not attention.composed, moe is None or not moe.composed

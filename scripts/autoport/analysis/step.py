@@ -28,7 +28,6 @@ from autoport.analysis.weight_map import build_weight_map, second_copies
 from autoport.errors import Refusal, refuse
 from autoport.families import find_family
 from autoport.naming import class_prefix
-from autoport.port import command_line
 from autoport.port_state import Port
 from autoport.research.config import config_digest
 from autoport.research.stale import what_changed
@@ -38,7 +37,7 @@ from autoport.schema.parallel import EpPlan, TpPlan
 from autoport.schema.plan import Gap, Override, Plan
 from autoport.schema.weights import WeightMap
 from autoport.search_ops import search
-from autoport.step import Options, Outcome
+from autoport.step import Options, Outcome, command_line
 from autoport.workspace import Workspace
 
 NEAREST = 3  # operators that are named for a gap

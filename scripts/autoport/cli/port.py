@@ -80,13 +80,12 @@ def command(
     from autoport.port import (
         STEPS,
         StepResult,
-        command_line,
         forget_stale_source,
         next_step,
         require_device,
     )
     from autoport.port_state import Port
-    from autoport.step import Options
+    from autoport.step import Options, command_line
 
     options = Options(
         dry_run=dry_run,
