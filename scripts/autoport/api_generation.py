@@ -104,7 +104,7 @@ def neuron_config_fields(root: Path, package: str) -> list[str]:
 
 def _registered(registry: Path) -> list[str] | None:
     try:
-        from autoport.codegen.registry_edit import row_origins
+        from autoport.registry import row_origins
 
         return sorted(row_origins(registry.read_text(encoding="utf-8")))
     except (ImportError, OSError, UnicodeDecodeError, Refusal):  # libcst may be what the doctor misses

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from autoport.codegen import register
-from autoport.codegen.registry_edit import Row, add_row, row_list
+from autoport.codegen.registry_edit import Row, add_row
 from autoport.codegen.registry_rows import broken_rows, remove_rows, unregister
 from autoport.errors import Refusal
 from autoport.port_state import Port
+from autoport.registry import row_list
 from autoport.step import Options
 from autoport.workspace import Workspace
 from test_register import add_port

@@ -5,14 +5,14 @@ import re
 from collections.abc import Sequence
 
 from autoport.codegen import out_of_tree
-from autoport.codegen.registry_edit import Row, add_row, row_origins
-from autoport.codegen.registry_rows import read_registry
+from autoport.codegen.registry_edit import Row, add_row
 from autoport.codegen.render import identifier
 from autoport.errors import Problem, Refusal, refuse
 from autoport.files import write_atomic
 from autoport.naming import class_prefix
 from autoport.package_workspace import PackageWorkspace
 from autoport.port_state import Port
+from autoport.registry import read_registry, row_origins
 from autoport.schema.plan import Plan
 from autoport.step import Options, Outcome
 

@@ -8,8 +8,8 @@ import libcst.matchers as m
 import msgspec
 
 from autoport.errors import Refusal, refuse
+from autoport.registry import REGISTRY, FoundRow, imports_of, parse_registry, rows_of
 
-REGISTRY = "registry.py"
 PENDING = "_class_of_the_replaced_row"
 
 
@@ -37,14 +37,6 @@ class Row(msgspec.Struct, frozen=True):
         return f".{self.module}:{self.class_name}"
 
 
-class Found(msgspec.Struct, frozen=True):
-    """A row in the file: its node, and where its class comes from (``".llama3:LlamaForCausalLM"``)."""
-
-    node: cst.Tuple
-    architecture: str
-    origin: str
-
-
 def add_row(source: str, row: Row, replace: bool = False) -> str:
     """Return `source` with `row` in `get_models()`; equal to `source` when it is there already.
 
@@ -55,8 +47,8 @@ def add_row(source: str, row: Row, replace: bool = False) -> str:
         Refusal: REG-SYNTAX; REG-LAYOUT when `get_models()` is not understood; REG-CONFLICT when another
             package has the architecture; REG-DUPLICATE when several rows have it.
     """
-    module, imports = _parsed(source)
-    rows = _rows(module, imports)
+    module, imports = parse_registry(source)
+    rows = rows_of(module, imports)
     same = [found for found in rows if found.architecture == row.architecture]
     if len(same) > 1:
         raise refuse(
@@ -78,7 +70,7 @@ def add_row(source: str, row: Row, replace: bool = False) -> str:
     if same:
         module = _replace_class(module, same[0].node, PENDING)
         module = _drop_unused_import(module, same[0])
-        imports = _imports(module)
+        imports = imports_of(module)
     name = _local_name(module, imports, row)
     if same:
         module = cst.ensure_type(m.replace(module, m.Name(PENDING), cst.Name(name)), cst.Module)
@@ -90,90 +82,16 @@ def add_row(source: str, row: Row, replace: bool = False) -> str:
     return module.code
 
 
-def row_origins(source: str) -> dict[str, str]:
-    """Where the class of each architecture's row comes from: ``{"LlamaForCausalLM": ".llama3:LlamaForCausalLM"}``.
-
-    Raises:
-        Refusal: REG-SYNTAX.
-    """
-    return {found.architecture: found.origin for found in _rows(*_parsed(source))}
-
-
-def row_list(source: str) -> list[tuple[str, str]]:
-    """Every row, in the order of the text: its architecture and where the class comes from, see `row_origins`.
-
-    Raises:
-        Refusal: REG-SYNTAX.
-    """
-    return [(found.architecture, found.origin) for found in _rows(*_parsed(source))]
-
-
 def drop_unused_imports(source: str, package: str) -> str:
     """The text without the imports from package `package` whose names nothing uses; comments above them stay."""
-    module, imports = _parsed(source)
+    module, imports = parse_registry(source)
     for name, origin in imports.items():
         if origin.startswith(f".{package}:"):
             module = _drop_unused(module, name)
     return module.code
 
 
-# --- Reading ------------------------------------------------------------------------------------------------
-
-
-def _parsed(source: str) -> tuple[cst.Module, dict[str, str]]:
-    try:
-        module = cst.parse_module(source)
-    except cst.ParserSyntaxError as error:
-        raise refuse(
-            "REG-SYNTAX", f"not valid Python: {error.message}", REGISTRY, "correct the file"
-        ) from error
-    return module, _imports(module)
-
-
-def _imports(module: cst.Module) -> dict[str, str]:
-    """What each name imported at the top of the file stands for: ``".llama3:LlamaForCausalLM"``."""
-    names = {}
-    for statement in _import_statements(module):
-        origin = _module_name(statement)
-        for alias in statement.names if isinstance(statement.names, Sequence) else ():
-            imported = cst.ensure_type(alias.name, cst.Name).value
-            names[alias.evaluated_alias or imported] = f"{origin}:{imported}"
-    return names
-
-
-def _import_statements(module: cst.Module) -> list[cst.ImportFrom]:
-    lines = [line for line in module.body if isinstance(line, cst.SimpleStatementLine)]
-    return [small for line in lines for small in line.body if isinstance(small, cst.ImportFrom)]
-
-
-def _module_name(statement: cst.ImportFrom) -> str:
-    name = cst.Module([]).code_for_node(statement.module) if statement.module else ""
-    if not statement.relative:
-        for package in ("vllm_neuron.model", "private_vllm_neuron.model"):
-            if name == package or name.startswith(f"{package}."):
-                return "." + name[len(package) :].lstrip(".")
-    return "." * len(statement.relative) + name
-
-
-def _rows(module: cst.Module, imports: dict[str, str]) -> list[Found]:
-    rows = []
-    row = m.Tuple(elements=[m.Element(value=m.SimpleString()), m.Element()])
-    other = m.ClassDef() | m.FunctionDef(name=m.DoesNotMatch(m.Name("get_models")))
-    for node in (node for line in module.body if not m.matches(line, other) for node in m.findall(line, row)):
-        architecture, value = (element.value for element in cst.ensure_type(node, cst.Tuple).elements)
-        text = cst.Module([]).code_for_node(value)
-        package, _, attribute = text.rpartition(".")
-        origin = (
-            imports.get(package, package).replace(":", "") + ":" + attribute
-            if package
-            else imports.get(text, text)
-        )
-        name = cst.ensure_type(architecture, cst.SimpleString).evaluated_value
-        rows.append(Found(cst.ensure_type(node, cst.Tuple), str(name), origin))
-    return rows
-
-
-def _quote(rows: list[Found]) -> str:
+def _quote(rows: list[FoundRow]) -> str:
     strings = [cst.ensure_type(row.node.elements[0].value, cst.SimpleString).quote for row in rows]
     return strings[0] if strings and strings[0] in ("'", '"') else '"'
 
@@ -351,7 +269,7 @@ def _inserted(module: cst.Module, index: int, line: cst.SimpleStatementLine) -> 
     return module.with_changes(body=[*module.body[:index], line, *module.body[index:]])
 
 
-def _drop_unused_import(module: cst.Module, old: Found) -> cst.Module:
+def _drop_unused_import(module: cst.Module, old: FoundRow) -> cst.Module:
     """Remove the import of the class of a replaced row when nothing else uses it; comments above it stay."""
     value = old.node.elements[1].value
     return _drop_unused(module, value.value) if isinstance(value, cst.Name) else module
@@ -403,8 +321,8 @@ def _bound(alias: cst.ImportAlias) -> str:
 def _verify(before: str, after: str, row: Row) -> None:
     """Parse the result anew: the row is there once, from the port's package, and no other row changed."""
     ast.parse(after)
-    old = _rows(*_parsed(before))
-    new = _rows(*_parsed(after))
+    old = rows_of(*parse_registry(before))
+    new = rows_of(*parse_registry(after))
     ours = [found.origin for found in new if found.architecture == row.architecture]
     others = [
         [(found.architecture, found.origin) for found in rows if found.architecture != row.architecture]

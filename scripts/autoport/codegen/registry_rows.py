@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from autoport.codegen.registry_edit import REGISTRY, drop_unused_imports, row_list
+from autoport.codegen.registry_edit import drop_unused_imports
 from autoport.errors import refuse
 from autoport.files import write_atomic
 from autoport.package_workspace import PackageWorkspace
 from autoport.port_state import Port
+from autoport.registry import REGISTRY, read_registry, row_list
 from autoport.workspace import Workspace
 
 
@@ -181,19 +182,3 @@ def _bound(tree: ast.Module) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-
-
-def read_registry(path: Path) -> str:
-    """The registry's text, its line ends as they are.
-
-    Raises:
-        Refusal: REG-MISSING; REG-SYNTAX when it is not UTF-8.
-    """
-    try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise refuse(
-            "REG-MISSING", f"cannot be read: {error.strerror}", path, "restore the plugin's registry.py"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise refuse("REG-SYNTAX", f"not UTF-8: {error}", path, "correct the file") from error
