@@ -70,6 +70,9 @@ EXAMPLES = {
         "RuntimeError: NEFF Warmup failed with status 1006",
         "[ERROR] DGE scatter/gather out-of-bound access on queue 3",
     ],
+    "WORKER-KILLED": [
+        "ERROR [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down"
+    ],
     "LOAD-MEMORY": ["Out of memory: Killed process 4711 (VLLM::Worker)", "terminate called: std::bad_alloc"],
     "COMPILE-MEMORY": [
         "[F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient memory.",

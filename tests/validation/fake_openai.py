@@ -118,6 +118,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if "die" in self.server.faults and next(self.server.requests) > 3:
             os._exit(3)
+        if "hang" in self.server.faults and next(self.server.requests) > 3:
+            time.sleep(600)
+        if "hang_loaded" in self.server.faults and body.get("ignore_eos") and "stream_options" in body:
+            time.sleep(600)
         if "die_loaded" in self.server.faults and body.get("ignore_eos") and "stream_options" in body:
             os._exit(3)
         with self.server.lock:
@@ -264,6 +268,7 @@ def main() -> None:
     caching = "--enable-prefix-caching" in sys.argv
     if caching:
         faults |= set(os.environ.get("FAKE_FAULTS_CACHED", "").split())
+    print(os.environ.get("FAKE_LOG", ""), flush=True)
     if "no_start" in faults:
         print("RuntimeError: Checkpoint key(s) not found for parameter 'x': ['y']", file=sys.stderr)
         sys.exit(1)

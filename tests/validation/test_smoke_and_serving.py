@@ -26,6 +26,7 @@ from autoport.schema.plan import Plan
 from autoport.step import Options
 from autoport.validation import checkpoints, serving, serving_server, smoke, supervise
 from autoport.validation.backends import Backend
+from autoport.validation.battery import BATTERY
 from autoport.validation.checkpoints import Chosen
 from autoport.workspace import Workspace
 from checkpoints import llama_keys, small_config, write_checkpoint
@@ -189,7 +190,7 @@ def test_a_run_that_hangs_is_ended(port, backend):
     script = port.workspace.root / port.workspace.run_script("yi")
     script.write_text("import time\ntime.sleep(300)\n")
     result = smoke.smoke(port, msgspec.structs.replace(backend(), start_seconds=1.0))
-    assert "not done in 1 s" in result.checks[0].found
+    assert "not done within 1 s (--timeout)" in result.checks[0].found
 
 
 def test_a_run_that_generates_nothing(port, backend):
@@ -294,7 +295,27 @@ def test_a_server_that_dies_before_it_names_its_model(port, backend):
 def test_a_server_that_dies_under_load(port, backend):
     [run] = serving.serve_test(port, backend(FAKE_FAULTS="die_loaded"), host_sampling=True).runs
     assert run.failure == "the server died under load; it exited with code 3"
-    assert failed(run) == {"ten requests of 64 tokens", "concurrent load"}
+    assert failed(run) == {"ten requests of 64 tokens"}
+
+
+@pytest.mark.parametrize(
+    ("faults", "where", "checks"),
+    [("hang", "in the check 'counting'", 4), ("hang_loaded", "under load", len(BATTERY) + 1)],
+)
+def test_a_server_that_hangs_costs_one_time_out(port, backend, monkeypatch, faults, where, checks):
+    monkeypatch.setattr(serving, "DEATH_SECONDS", 0.1)
+    [run] = serving.serve_test(port, backend(FAKE_FAULTS=faults), host_sampling=True, answer_seconds=2.0).runs
+    waited = f"no answer from the server within 2 s (--timeout) {where}"
+    assert run.failure == f"{waited}; it is still running"
+    assert [check.status for check in run.checks] == ["pass"] * (checks - 1) + ["fail"]
+
+
+def test_a_worker_that_a_signal_ended_is_named(port, backend):
+    """The server's own exit code says nothing then."""
+    line = "Worker proc VllmWorker-1 died unexpectedly (exit code: -11), shutting down executor."
+    [run] = serving.serve_test(port, backend(FAKE_FAULTS="die", FAKE_LOG=line)).runs
+    assert run.failure.endswith("; it exited with code 3; before that VllmWorker-1 was killed by SIGSEGV")
+    assert [known.id for known in run.known] == ["WORKER-KILLED"]
 
 
 def test_a_server_that_is_killed_and_a_rerun(port, backend):
@@ -321,6 +342,14 @@ def test_a_port_in_use(port, backend):
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(Refusal, match=in_use):
         serving.serve_test(port, backend(), tcp_port=other.getsockname()[1])
     assert not port.has_state("serving.json")
+
+
+@pytest.mark.parametrize("test", [smoke.smoke, serving.serve_test])
+def test_a_disk_without_room_is_seen_before_anything_is_started(port, backend, monkeypatch, test):
+    monkeypatch.setattr(smoke, "ROOM_BYTES", 10**18)
+    with pytest.raises(Refusal, match=r"WS-WRITE: .* MB are free, a run needs"):
+        test(port, backend())
+    assert not (port.state_dir / checkpoints.FOLDER).exists()
 
 
 def test_results_that_cannot_be_written(port, backend, monkeypatch):

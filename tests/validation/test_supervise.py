@@ -83,8 +83,17 @@ def test_what_a_command_that_died_left_behind_is_ended(tmp_path):
         group = started(process)
         os.kill(group, signal.SIGKILL)
         assert process.wait(15) == -signal.SIGKILL
-        assert process.how_it_ended() == "killed by SIGKILL"
+        assert process.how_it_ended() == "was killed by SIGKILL"
         wait_for(lambda: not group_exists(group))
+
+
+def test_an_exit_code_that_is_no_signal(tmp_path):
+    """A guard passes signal N on as 128 + N."""
+    with supervised(
+        [sys.executable, "-c", "raise SystemExit(255)"], {}, tmp_path, tmp_path / "log"
+    ) as process:
+        assert process.wait(15) == 255
+        assert process.how_it_ended() == "exited with code 255"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

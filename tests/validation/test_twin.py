@@ -246,6 +246,12 @@ def test_a_class_that_transformers_lacks_is_refused(tmp_path):
         build(shrunk(real_config("yi-6b") | {"architectures": ["NoSuchForCausalLM"]}), tmp_path, seed=0)
 
 
+def test_weights_that_cannot_be_written_are_refused(tmp_path):
+    (tmp_path / "model-00001-of-00002.safetensors").mkdir()
+    with pytest.raises(Refusal, match=r"WS-WRITE: cannot write: .*Is a directory"):
+        build(shrunk(real_config("yi-6b")), tmp_path, seed=0)
+
+
 def test_remote_code_beside_the_config_is_not_imported(tmp_path):
     remote = {"AutoConfig": "remote.RemoteConfig", "AutoModelForCausalLM": "remote.RemoteModel"}
     marker = tmp_path / "imported"

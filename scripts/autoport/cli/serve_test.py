@@ -27,6 +27,21 @@ def command(
     host_sampling: Annotated[
         bool, typer.Option("--host-sampling", help="Sample on the host: with seeds and penalties.")
     ] = False,
+    timeout: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SECONDS", min=1, max=86_400, help="Longest wait for one answer (default: 300)."
+        ),
+    ] = None,
+    start_timeout: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            max=86_400,
+            help="Longest wait for its start (default: 600 on the simulator, 1800 in CPU mode, 7200 on trn2).",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve the port, plain and with prefix caching, and test it; writes serving.json and results.md."""
@@ -36,19 +51,23 @@ def command(
     from autoport.port_state import Port
     from autoport.validation import serving
     from autoport.validation.backends import best_backend, open_backend
+    from autoport.validation.client import ANSWER_SECONDS
     from autoport.validation.smoke import needs_expert_parallel
     from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace), name)
+    answer_seconds = timeout or ANSWER_SECONDS
     if base_url:
         with port.lock(), working(f"Testing {base_url} ..."):
-            result = serving.check_url(base_url, model)
+            result = serving.check_url(base_url, model, answer_seconds)
             serving.write(port, result)
     else:
         require_row(port)
-        backend = open_backend(on or best_backend(), port.workspace, needs_expert_parallel(port))
+        backend = open_backend(
+            on or best_backend(), port.workspace, needs_expert_parallel(port), start_timeout
+        )
         with port.lock(), working(f"Serving {name} on {backend.name} ..."):
-            result = serving.serve_test(port, backend, tp, tcp_port, host_sampling)
+            result = serving.serve_test(port, backend, tp, tcp_port, host_sampling, answer_seconds)
     if as_json:
         print_json(result)
     else:

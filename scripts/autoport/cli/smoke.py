@@ -1,7 +1,7 @@
 """`autoport smoke`: Step 8, offline inference."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,20 @@ if TYPE_CHECKING:
 
 
 def command(
-    name: Name, workspace: WorkspacePath = Path(), on: On = None, tp: TpSize = None, as_json: AsJson = False
+    name: Name,
+    workspace: WorkspacePath = Path(),
+    on: On = None,
+    tp: TpSize = None,
+    timeout: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            max=86_400,
+            help="Longest time for the example (default: 600 on the simulator, 1800 in CPU mode, 7200 on trn2).",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run the port's example and judge what it generates; writes smoke.json and results.md."""
     from autoport.cli.output import print_json, working
@@ -25,7 +38,7 @@ def command(
 
     port = Port(Workspace.find(workspace), name)
     require_row(port)
-    backend = open_backend(on or best_backend(), port.workspace, needs_expert_parallel(port))
+    backend = open_backend(on or best_backend(), port.workspace, needs_expert_parallel(port), timeout)
     with port.lock(), working(f"Smoke test of {name} on {backend.name} ..."):
         result = smoke(port, backend, tp)
     if as_json:

@@ -50,8 +50,13 @@ class Backend(msgspec.Struct, frozen=True):
         return self.name == "simulator"
 
 
-def open_backend(name: BackendName, workspace: Workspace, expert_parallel: bool) -> Backend:
+def open_backend(
+    name: BackendName, workspace: Workspace, expert_parallel: bool, start_seconds: float | None = None
+) -> Backend:
     """Return the backend if it can be used here.
+
+    Args:
+        start_seconds: Time limit for an engine to start; None for the usual one there.
 
     Raises:
         Refusal: BACKEND with everything that is missing.
@@ -60,7 +65,10 @@ def open_backend(name: BackendName, workspace: Workspace, expert_parallel: bool)
     if problems:
         raise Refusal(*problems)
     return Backend(
-        name, environment(name, workspace, expert_parallel), describe_place(name), START_SECONDS[name]
+        name,
+        environment(name, workspace, expert_parallel),
+        describe_place(name),
+        start_seconds or START_SECONDS[name],
     )
 
 

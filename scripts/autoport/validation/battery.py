@@ -8,7 +8,7 @@ import msgspec
 
 from autoport.validation import battery_checks as checks
 from autoport.validation.battery_checks import Failed, Session, Skipped
-from autoport.validation.client import Answer, BadReply
+from autoport.validation.client import Answer, BadReply, time_out
 from autoport.validation.smoke_rules import Check
 
 BATTERY: dict[str, Callable[[Session], str]] = {
@@ -31,7 +31,7 @@ BATTERY: dict[str, Callable[[Session], str]] = {
 
 
 class ServerGone(Exception):
-    """The server died while the battery ran; the message names the check. `results` are those before it."""
+    """The server died or hangs; the message names the check. `results` are those up to it."""
 
     def __init__(self, message: str, results: list[Check]):
         self.results = results
@@ -45,11 +45,14 @@ def run_battery(session: Session, is_alive: Callable[[], bool]) -> list[Check]:
         is_alive: Asked after a check that failed, so that a dead server ends the battery at once.
 
     Raises:
-        ServerGone: The server is not alive any more.
+        ServerGone: The server is not alive any more, or an answer did not come in time.
     """
     results: list[Check] = []
     for name, check in BATTERY.items():
-        result = run_check(name, check, session)
+        try:
+            result = run_check(name, check, session)
+        except ServerGone as gone:
+            raise ServerGone(str(gone), [*results, *gone.results]) from gone
         results.append(result)
         if result.status == "fail" and not is_alive():
             raise ServerGone(f"the server died during the check '{name}'", results)
@@ -57,7 +60,11 @@ def run_battery(session: Session, is_alive: Callable[[], bool]) -> list[Check]:
 
 
 def run_check(name: str, check: Callable[[Session], str], session: Session) -> Check:
-    """Run one check; it passes with what it returns."""
+    """Run one check; it passes with what it returns.
+
+    Raises:
+        ServerGone: An answer did not come in time: the next one would be waited for as long.
+    """
     started = time.monotonic()
     try:
         status, found = "pass", check(session)
@@ -66,7 +73,9 @@ def run_check(name: str, check: Callable[[Session], str], session: Session) -> C
     except (Failed, BadReply) as reason:
         status, found = "fail", str(reason)
     except httpx.TimeoutException as error:
-        status, found = "fail", f"no answer in time ({type(error).__name__})"
+        found = time_out(error, session.client.answer_seconds)
+        result = Check(name, "fail", found, round(time.monotonic() - started, 2))
+        raise ServerGone(f"{found} in the check '{name}'", [result]) from error
     except httpx.TransportError as error:
         status, found = "fail", f"the connection broke ({type(error).__name__}: {error})"
     return Check(name, status, found, round(time.monotonic() - started, 2))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import msgspec
 
-TIMEOUT_SECONDS = 300.0  # for one answer; a simulator is slow
+ANSWER_SECONDS = 300.0  # unless the user says otherwise; a simulator is slow
 CONNECT_SECONDS = 10.0
 
 
@@ -55,12 +55,20 @@ class Client:
 
     Attributes:
         model: Name that the server has for it.
+        answer_seconds: Longest wait for an answer, or for the next event of a stream.
     """
 
-    def __init__(self, base_url: str, model: str = "", transport: httpx.BaseTransport | None = None):
+    def __init__(
+        self,
+        base_url: str,
+        model: str = "",
+        answer_seconds: float = ANSWER_SECONDS,
+        transport: httpx.BaseTransport | None = None,
+    ):
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = model
-        timeout = httpx.Timeout(TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
+        self.answer_seconds = answer_seconds
+        timeout = httpx.Timeout(answer_seconds, connect=CONNECT_SECONDS)
         # Proxies of the environment are not for a server on this machine.
         self.http = httpx.Client(
             base_url=self.base_url, timeout=timeout, transport=transport, trust_env=not is_local(base_url)
@@ -154,6 +162,13 @@ class Client:
 
     def _body(self, prompt: str | Sequence[int] | Sequence[str], params: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.model, "prompt": prompt, "temperature": 0.0, **params}
+
+
+def time_out(error: httpx.TimeoutException, answer_seconds: float) -> str:
+    """How long was waited for what."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return f"no connection to the server within {CONNECT_SECONDS:g} s"
+    return f"no answer from the server within {answer_seconds:g} s (--timeout)"
 
 
 def is_local(base_url: str) -> bool:

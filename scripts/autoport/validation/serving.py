@@ -19,7 +19,7 @@ from autoport.validation.backends import Backend, command_line, environment
 from autoport.validation.battery import ServerGone, compare, run_battery
 from autoport.validation.battery_checks import Session
 from autoport.validation.checkpoints import FOLDER, Chosen, choose
-from autoport.validation.client import Answer, BadReply, Client
+from autoport.validation.client import ANSWER_SECONDS, Answer, BadReply, Client, time_out
 from autoport.validation.ranks import versions
 from autoport.validation.serving_load import LOAD_CONCURRENCY, LOAD_REQUESTS, REQUESTS, TOKENS, Load, measure
 from autoport.validation.serving_server import (
@@ -30,7 +30,14 @@ from autoport.validation.serving_server import (
     free_port,
     server,
 )
-from autoport.validation.smoke import Known, needs_expert_parallel, recognise, run_folder
+from autoport.validation.smoke import (
+    Known,
+    check_room,
+    dead_worker,
+    needs_expert_parallel,
+    recognise,
+    run_folder,
+)
 from autoport.validation.smoke_rules import Check
 from autoport.validation.supervise import Supervised
 
@@ -92,6 +99,7 @@ def serve_test(
     tp_size: int | None = None,
     tcp_port: int | None = None,
     host_sampling: bool = False,
+    answer_seconds: float = ANSWER_SECONDS,
 ) -> Serving:
     """Serve and judge; writes serving.json and the section "Online serving" of results.md.
 
@@ -100,11 +108,13 @@ def serve_test(
 
     Args:
         tcp_port: Port of the servers; None for a free one.
+        answer_seconds: Longest wait for one answer; a test ends with the first that takes longer.
 
     Raises:
         Refusal: SERVE-PORT, what `choose` refuses, WS-WRITE.
     """
     chosen = choose(port, backend, tp_size, "float32")
+    check_room(port)
     length = model_len(MODEL_LEN, chosen.max_model_len, chosen.tp_size)
     skipped = why_no_caching(length, chosen.tp_size)
     runs: list[ServerRun] = []
@@ -121,7 +131,7 @@ def serve_test(
             eager=backend.is_simulated,
         )
         log = port.state_dir / FOLDER / f"server-{'cached' if caching else 'plain'}.log"
-        run, found = _run(settings, backend, run_folder(port, backend), log, tie)
+        run, found = _run(settings, backend, run_folder(port, backend), log, tie, answer_seconds)
         run.log = str(log.relative_to(port.workspace.root))
         runs.append(run)
         answers.append(found)
@@ -157,18 +167,19 @@ def why_no_caching(length: int, tp_size: int) -> str:
     return "" if length > SEGMENT else f"prefix caching needs a context over {SEGMENT} tokens, not {length}"
 
 
-def check_url(base_url: str, model: str = "") -> Serving:
+def check_url(base_url: str, model: str = "", answer_seconds: float = ANSWER_SECONDS) -> Serving:
     """Run the battery against a server that is there already; nothing is started or stopped.
 
     Args:
         model: Name of the model; empty for the first that the server lists.
+        answer_seconds: As for `serve_test`.
 
     Raises:
         Refusal: SERVE-URL when nothing answers there, or it has no such model.
     """
     place = f"server {base_url}, client on this machine"
     try:
-        with Client(base_url, model) as client:
+        with Client(base_url, model, answer_seconds) as client:
             listed = client.models()
             names = [item["id"] for item in listed]
             if not names or (model and model not in names):
@@ -222,7 +233,7 @@ def device_command(port: Port) -> str:
 
 
 def _run(
-    settings: Settings, backend: Backend, folder: Path, log: Path, tie: float
+    settings: Settings, backend: Backend, folder: Path, log: Path, tie: float, answer_seconds: float
 ) -> tuple[ServerRun, dict[str, Answer]]:
     run = ServerRun(
         title="prefix caching" if settings.prefix_caching else "plain",
@@ -233,7 +244,7 @@ def _run(
         with (
             _timed(run),
             server(settings, backend, folder, log) as process,
-            Client(settings.base_url, settings.name) as client,
+            Client(settings.base_url, settings.name, answer_seconds) as client,
         ):
             session = Session(
                 client,
@@ -247,7 +258,7 @@ def _run(
             _battery(run, session, lambda: _alive(process, client), backend.place)
             if run.failure:
                 process.wait(DEATH_SECONDS)
-                run.failure += f"; it {process.how_it_ended()}"
+                run.failure += f"; it {process.how_it_ended()}{dead_worker(log)}"
     except NotServing as error:
         run.failure = str(error)
         run.known = error.known
@@ -266,16 +277,28 @@ def _battery(run: ServerRun, session: Session, is_alive: Callable[[], bool], pla
         why = f"a context of {session.max_model_len} tokens is short for a prompt and {TOKENS} new ones"
         run.checks += [Check(name, "skip", why) for name in LOADS]
         return
-    base_url, model = session.client.base_url, session.client.model
-    run.loads = [
-        measure(base_url, model, place, REQUESTS),
-        measure(base_url, model, place, LOAD_REQUESTS, LOAD_CONCURRENCY),
-    ]
-    for load, name in zip(run.loads, LOADS, strict=True):
+    client, sizes = session.client, ((REQUESTS, 1), (LOAD_REQUESTS, LOAD_CONCURRENCY))
+    for name, (requests, concurrency) in zip(LOADS, sizes, strict=True):
+        try:
+            load = measure(
+                client.base_url,
+                client.model,
+                place,
+                requests,
+                concurrency,
+                answer_seconds=client.answer_seconds,
+            )
+        except httpx.TimeoutException as error:
+            found = time_out(error, client.answer_seconds)
+            run.checks.append(Check(name, "fail", found))
+            run.failure = f"{found} under load"
+            return
+        run.loads.append(load)
         found = load.problem or f"{load.output_tokens_per_second:.1f} tokens/s on {place}"
         run.checks.append(Check(name, "fail" if load.problem else "pass", found, load.total_seconds))
-    if any(load.problem for load in run.loads) and not is_alive():
-        run.failure = "the server died under load"
+        if load.problem and not is_alive():
+            run.failure = "the server died under load"
+            return
 
 
 def _alive(process: Supervised, client: Client) -> bool:

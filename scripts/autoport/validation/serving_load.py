@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from autoport.validation.battery_checks import PROMPTS
-from autoport.validation.client import CONNECT_SECONDS, TIMEOUT_SECONDS, is_local
+from autoport.validation.client import ANSWER_SECONDS, CONNECT_SECONDS, is_local
 
 REQUESTS = 10
 TOKENS = 64
@@ -77,11 +77,18 @@ def measure(
     requests: int = REQUESTS,
     concurrency: int = 1,
     tokens: int = TOKENS,
+    answer_seconds: float = ANSWER_SECONDS,
 ) -> Load:
-    """Send `requests` streamed requests of exactly `tokens` new tokens, `concurrency` at a time."""
+    """Send `requests` streamed requests of exactly `tokens` new tokens, `concurrency` at a time.
+
+    Raises:
+        httpx.TimeoutException: An answer, or its next event, did not come within `answer_seconds`.
+    """
     started = time.perf_counter()
     try:
-        timings = asyncio.run(_send(base_url, model, requests, concurrency, tokens))
+        timings = asyncio.run(_send(base_url, model, requests, concurrency, tokens, answer_seconds))
+    except httpx.TimeoutException:
+        raise
     except (httpx.HTTPError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
         return Load(requests, concurrency, tokens, place, problem=problem)
@@ -112,9 +119,11 @@ def _spread(seconds: list[float]) -> tuple[float, float]:
     return round(1000 * statistics.median(seconds), 2), round(1000 * p99, 2)
 
 
-async def _send(base_url: str, model: str, requests: int, concurrency: int, tokens: int) -> list[Timing]:
+async def _send(
+    base_url: str, model: str, requests: int, concurrency: int, tokens: int, answer_seconds: float
+) -> list[Timing]:
     limit = asyncio.Semaphore(concurrency)
-    timeout = httpx.Timeout(TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
+    timeout = httpx.Timeout(answer_seconds, connect=CONNECT_SECONDS)
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(
         base_url=base_url, timeout=timeout, limits=limits, trust_env=not is_local(base_url)

@@ -141,7 +141,7 @@ def wait_until_healthy(process: Supervised, settings: Settings, timeout: float) 
             if process.wait(POLL_SECONDS) is not None:
                 raise _not_serving(f"the server {process.how_it_ended()} before it answered", process)
             if time.monotonic() > deadline:
-                raise _not_serving(f"no answer after {timeout:.0f} s", process)
+                raise _not_serving(f"the server was not up within {timeout:g} s (--start-timeout)", process)
     if settings.name not in names:
         raise _not_serving(f"port {settings.port} answers, but not with this server: {names}", process)
 

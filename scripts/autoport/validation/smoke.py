@@ -1,5 +1,7 @@
 """Step 8: runs the port's own run.py and judges what it generated; writes smoke.json."""
 
+import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -20,12 +22,16 @@ from autoport.validation.backends import Backend, command_line, environment
 from autoport.validation.checkpoints import FOLDER, Chosen, choose
 from autoport.validation.ranks import versions
 from autoport.validation.smoke_rules import Check, Expected, Recorded, judge
-from autoport.validation.supervise import Supervised, supervised
+from autoport.validation.supervise import Supervised, end, supervised
 
 STATE_FILE = "smoke.json"
 SIMULATED_MODEL_LEN = 256  # tokens; enough for the prompts, and less to compute than run.py's own
 # Row of the README's feature table, and the smallest TP size that shows it; run.py samples on the device.
 FEATURES_SHOWN = (("TP (head sharding)", 2), ("SP (sequence parallel)", 2), ("On-device sampling", 1))
+DEAD_WORKER = re.compile(r"Worker proc (\S+) died unexpectedly \(exit code: (-?\d+)\)")  # vLLM's line
+ROOM_BYTES = (
+    16_000_000  # a server's log has some 100 kB on the simulator, several MB where a model is compiled
+)
 TEXT_LENGTH = 160  # characters of a text in results.md
 
 
@@ -75,6 +81,7 @@ def smoke(port: Port, backend: Backend, tp_size: int | None = None) -> Smoke:
     if not script.is_file():
         raise refuse("PORT-ORDER", "run.py is missing", script, f"run '{port.command('document')}' first")
     chosen = choose(port, backend, tp_size, "bfloat16")
+    check_room(port)
     arguments = run_arguments(port, backend, chosen)
     log = port.state_dir / FOLDER / "smoke.log"
     record = port.state_dir / FOLDER / "smoke-record.json"
@@ -121,6 +128,18 @@ def feature_results(result: Smoke, known: Mapping[str, FeatureResult]) -> dict[s
     note = f"{result.on}, TP {result.checkpoint.tp_size}: offline inference"
     rows = [feature for feature, smallest_tp in FEATURES_SHOWN if result.checkpoint.tp_size >= smallest_tp]
     return {row: FeatureResult(True, note) for row in rows if result.on != "simulator" or row not in known}
+
+
+def check_room(port: Port) -> None:
+    """Refuse a run whose results could not be written when it is done.
+
+    Raises:
+        Refusal: WS-WRITE.
+    """
+    free = shutil.disk_usage(port.state_dir).free
+    if free < ROOM_BYTES:
+        found = f"{free / 1e6:.1f} MB are free, a run needs {ROOM_BYTES / 1e6:.0f} MB for its log and results"
+        raise refuse("WS-WRITE", found, port.state_dir, "free space, or pass another --workspace")
 
 
 def run_arguments(port: Port, backend: Backend, chosen: Chosen) -> list[str]:
@@ -172,9 +191,11 @@ def _ran(
     """
     name = "model loaded and ran"
     if ended_after:
-        yield Check(name, "fail", f"run.py was not done in {ended_after:.0f} s: {last_error(process.tail())}")
+        late = f"run.py was not done within {ended_after:g} s (--timeout)"
+        yield Check(name, "fail", f"{late}: {last_error(process.tail())}")
     elif process.returncode != 0:
-        yield Check(name, "fail", f"run.py {process.how_it_ended()}: {last_error(process.tail())}")
+        how = process.how_it_ended() + dead_worker(process.log)
+        yield Check(name, "fail", f"run.py {how}: {last_error(process.tail())}")
     elif recorded is None:
         yield Check(name, "fail", "run.py ended without calling LLM.generate")
     else:
@@ -191,6 +212,17 @@ def last_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     at = next((index for index in reversed(range(len(lines))) if "Error" in lines[index]), len(lines) - 1)
     return " ".join(lines[max(at, 0) : at + 2])[:400] or "no output"
+
+
+def dead_worker(log: Path) -> str:
+    """How a rank of the engine died, to go on with after a semicolon; empty when vLLM's log names none."""
+    if not log.is_file():
+        return ""
+    with open(log, errors="replace") as lines:
+        for line in lines:
+            if found := DEAD_WORKER.search(line):
+                return f"; before that {found[1]} {end(int(found[2]))}"
+    return ""
 
 
 def recognise(log: Path, ignore: tuple[str, ...] = ()) -> list[Known]:

@@ -44,7 +44,7 @@ class Supervised:
     def returncode(self) -> int | None:
         """None while it runs; negative when a signal killed it."""
         code = self.guard.poll()
-        return code if code is None or code < 128 else 128 - code
+        return 128 - code if code is not None and code - 128 in signal.valid_signals() else code
 
     def wait(self, timeout: float) -> int | None:
         """Wait for the command to end by itself; None when it has not after `timeout` seconds."""
@@ -54,9 +54,7 @@ class Supervised:
 
     def how_it_ended(self) -> str:
         code = self.returncode
-        if code is None:
-            return "is still running"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return "is still running" if code is None else end(code)
 
     def tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.is_file() else []
@@ -77,6 +75,14 @@ class Supervised:
         self.guard.wait()
         if self.guard.stdout is not None:
             self.guard.stdout.close()
+
+
+def end(code: int) -> str:
+    """How a process with this exit code ended; negative when a signal killed it."""
+    if code >= 0:
+        return f"exited with code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
 @contextlib.contextmanager

@@ -50,10 +50,11 @@ def build(config: dict[str, Any], folder: Path, seed: int) -> Path:
 
     Raises:
         Refusal: PROOF-CLASS when transformers has no such class, PROOF-CONFIG when it rejects the config,
-            TWIN-SHRINK when the class does not run.
+            TWIN-SHRINK when the class does not run, WS-WRITE.
     """
     import torch
     from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
     from transformers import AutoConfig
 
     write_atomic(folder / "config.json", msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
@@ -71,7 +72,12 @@ def build(config: dict[str, Any], folder: Path, seed: int) -> Path:
     model = _running(model_class, hf_config, folder, seed)
     model = model.to(torch.bfloat16)
     size = sum(parameter.nbytes for parameter in model.parameters())
-    model.save_pretrained(folder, max_shard_size=math.ceil(size * 0.6))
+    try:
+        model.save_pretrained(folder, max_shard_size=math.ceil(size * 0.6))
+    except (OSError, SafetensorError) as error:
+        raise refuse(
+            "WS-WRITE", f"cannot write: {error}", folder, "free space or change the folder's permissions"
+        ) from error
     # save_pretrained writes the config in its own form; the port must meet the form that the source has.
     write_atomic(folder / "config.json", msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
     return folder
