@@ -1,7 +1,5 @@
 """What would stop a later step, found before the step that would waste the work."""
 
-import importlib
-
 from autoport.errors import Problem, Refusal
 from autoport.port_state import Port
 from autoport.step import Options
@@ -88,6 +86,6 @@ def _registry(port: Port, options: Options) -> None:
 
 def _sizes_of_the_plan(port: Port, options: Options) -> None:
     from autoport.schema.plan import Plan
+    from autoport.validation.tp_sizes import choose_tp_sizes
 
-    proof = importlib.import_module("autoport.validation.step")
-    proof.choose_tp_sizes(port.read_state("plan.json", Plan, "analyze").tp, options.tp_sizes)
+    choose_tp_sizes(port.read_state("plan.json", Plan, "analyze").tp, options.tp_sizes)

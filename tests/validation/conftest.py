@@ -13,7 +13,7 @@ from autoport.schema.plan import Plan
 from autoport.step import Options
 from autoport.validation.prove import prepare, prove
 from autoport.validation.simulated import Subject
-from autoport.validation.step import choose_tp_sizes
+from autoport.validation.tp_sizes import choose_tp_sizes
 from autoport.workspace import Workspace
 from checkpoints import real_config, write_checkpoint
 

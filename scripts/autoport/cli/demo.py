@@ -23,7 +23,7 @@ def command(
     from autoport.resources import references_dir
     from autoport.schema.proof import Proof
     from autoport.validation.ranks import check_installed
-    from autoport.validation.step import summarise
+    from autoport.validation.summary import summarise
     from autoport.validation.twin import build_from
     from autoport.workspace import Workspace
 

@@ -25,7 +25,7 @@ def report(port: Port, results: Sequence[StepResult], options: Options) -> None:
         print("\n".join(recommended(plan.tp)))
         _print_list("Pitfalls:", [f"{item.rule}: {item.text}" for item in plan.pitfalls])
     if "prove" in ran:
-        from autoport.validation.step import real_size_notes, slow_notes
+        from autoport.validation.summary import real_size_notes, slow_notes
 
         proof = port.read_state("proof.json", Proof, "prove")
         left_out = [f"TP {size}: {reason}" for size, reason in proof.not_run.items()]

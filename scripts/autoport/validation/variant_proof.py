@@ -24,7 +24,8 @@ from autoport.validation.quantize import quantize
 from autoport.validation.ranks import check_installed
 from autoport.validation.scenario import SEQUENCES
 from autoport.validation.simulated import Subject
-from autoport.validation.step import choose_tp_sizes, summarise
+from autoport.validation.summary import summarise
+from autoport.validation.tp_sizes import choose_tp_sizes
 from autoport.variants import Variant, read_variants
 
 # Part of the quantisation error that a proof lets pass: a port that reads the stored values right computes the

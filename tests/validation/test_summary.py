@@ -3,7 +3,7 @@
 import msgspec
 from autoport.schema.proof import HardwareRecord, PhaseProof, Proof, ProofRun
 from autoport.validation.scenario import DECODE, PREFILL, SAMPLING, SEGMENTED
-from autoport.validation.step import feature_results, slow_notes, summarise
+from autoport.validation.summary import feature_results, slow_notes, summarise
 
 PHASES = (PREFILL, SEGMENTED, DECODE, SAMPLING)
 
