@@ -97,7 +97,7 @@ class Facts(msgspec.Struct):
         config_digest: SHA-256 of config.json's content as it was read (see `research.config.config_digest`).
         config_content: The hub's id of that content, empty for a local folder (see `research.source.Source`).
         architecture: Exact string of `architectures`, the one used for registration.
-        fields: Semantic fields under their standard names (``hidden_size``, ``norm_eps``, ``rope``, ...).
+        fields: Semantic fields under their standard names (``hidden_size``, ``norm_eps``, ``rope_type``, ...).
         text_path: Where the decoder's config stands in `config`, e.g. ``"text_config."``; empty for the top.
         declared: Config keys beside the fields that the declaration of the class reads.
         unconsumed: Config keys that neither a field nor a declaration took and that look semantic.
