@@ -59,7 +59,6 @@ def heads(count: int, first: float) -> torch.Tensor:
 
 
 Q, K, V = heads(HEADS, 0), heads(KV_HEADS, 1e4), heads(KV_HEADS, 2e4)
-GROUP = HEADS // KV_HEADS
 
 
 def fused(layout: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from autoport.review.syntax import (
 )
 
 STANDARD_LAYER_NAME = "layers.{}.self_attn"
+NO_HEAD = "no class of the port has both load_weights and get_kv_spec"
 
 
 @check
@@ -42,7 +43,7 @@ def head_methods(subject: Subject, methods: dict[str, list[str]]) -> list[Findin
             else:
                 findings.append(passed(where, f"{head.name}.{name}"))
     if not findings:
-        raise NotApplicable("no class of the port has both load_weights and get_kv_spec")
+        raise NotApplicable(NO_HEAD)
     return findings
 
 
@@ -61,7 +62,7 @@ def forward_arguments(subject: Subject, arguments: list[str]) -> list[Finding]:
         else:
             findings.append(passed(where, f"{forward.name} takes what the runner passes"))
     if not findings:
-        raise NotApplicable("no class of the port has both load_weights and get_kv_spec")
+        raise NotApplicable(NO_HEAD)
     return findings
 
 
@@ -195,7 +196,7 @@ def sampling_returns(subject: Subject) -> list[Finding]:
             )
         findings += _gathered(subject, head)
     if not findings:
-        raise NotApplicable("no class of the port has both load_weights and get_kv_spec")
+        raise NotApplicable(NO_HEAD)
     return findings
 
 

@@ -13,6 +13,7 @@ from autoport.review.syntax import calls, dotted, keyword, last_name, names_in, 
 NO_CHECKPOINT = (
     "the checkpoint's keys are not known: no checkpoint.json (autoport research {name} SOURCE writes it)"
 )
+NO_LOADER = "no class of the port loads weights"
 TIE_FLAG = "tie_word_embeddings"
 
 
@@ -30,7 +31,7 @@ def parameters_mapped(subject: Subject) -> list[Finding]:
         if subject.plan:
             findings += _against_plan(subject, head, parameters)
     if not findings:
-        raise NotApplicable("no class of the port loads weights")
+        raise NotApplicable(NO_LOADER)
     return findings
 
 
@@ -103,7 +104,7 @@ def keys_covered(subject: Subject, ignored: dict[str, str]) -> list[Finding]:
             findings.append(passed(where, f"all {len(keys)} keys are loaded, or left out for a reason"))
     findings += [finding for entry in subject.mappings.entries for finding in _keys_exist(entry, keys)]
     if not findings:
-        raise NotApplicable("no class of the port loads weights")
+        raise NotApplicable(NO_LOADER)
     return findings
 
 
@@ -133,7 +134,7 @@ def load_assigns(subject: Subject) -> list[Finding]:
             for head in subject.source.heads
         ]
     if not findings:
-        raise NotApplicable("no class of the port loads weights")
+        raise NotApplicable(NO_LOADER)
     return findings
 
 
