@@ -1,12 +1,14 @@
-"""Fuzz the readers of headers and configs, and the planning of what was read.
+"""Fuzz the readers of headers, configs and modeling files, and the planning of what was read.
 
     python benchmarks/fuzz.py [--seconds 3600] [--seed 0]
 
 Stops at the first input that is neither read (or planned) nor refused, or takes more memory or time than
-any input may, and prints its seed.
+any input may, and prints its seed; at one that does not end with a traceback, its input being in the folder that
+is named at the start.
 """
 
 import argparse
+import faulthandler
 import random
 import resource
 import sys
@@ -17,8 +19,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fuzzing import config_case, header_case, plan_case
+from fuzzing_code import bomb_case, code_case
 
+CASES = (header_case, config_case, plan_case, code_case, bomb_case)
 LARGEST_ADDRESS_SPACE = 3 * 2**30  # bytes; Python, torch and transformers take about 2 * 2**30 of them
+LONGEST_WAIT = 300  # seconds until a case that does not end is ended
 LONGEST_CASE = 30.0  # seconds of CPU; the first case of a kind imports transformers
 
 
@@ -30,11 +35,12 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_ADDRESS_SPACE, LARGEST_ADDRESS_SPACE))
     end, seed, slowest = time.monotonic() + arguments.seconds, arguments.seed, 0.0
     with tempfile.TemporaryDirectory() as folder:
-        headers, configs = Path(folder, "headers"), Path(folder, "configs")
-        headers.mkdir()
-        configs.mkdir()
+        print(f"inputs are in {folder}", flush=True)
         while time.monotonic() < end:
-            for case, place in ((header_case, headers), (config_case, configs), (plan_case, configs)):
+            for case in CASES:
+                place = Path(folder, case.__name__)
+                place.mkdir(exist_ok=True)
+                faulthandler.dump_traceback_later(LONGEST_WAIT, exit=True)
                 started = time.process_time()
                 try:
                     case(place, random.Random(seed))
@@ -48,10 +54,8 @@ def main() -> int:
                 slowest = max(slowest, taken)
             seed += 1
     count = seed - arguments.seed
-    print(
-        f"{count} headers, {count} configs and {count} plans, no crash; slowest {slowest:.2f} s of CPU, ",
-        end="",
-    )
+    names = ", ".join(case.__name__ for case in CASES)
+    print(f"{count} of each of {names}: no crash; slowest {slowest:.2f} s of CPU, ", end="")
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
     return 0
 

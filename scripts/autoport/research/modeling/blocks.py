@@ -14,16 +14,32 @@ ATTENTION = ("attn", "attention")
 MLP = ("mlp", "feed_forward", "ffn", "moe", "expert", "ff", "fc1", "fc2")
 
 
+LARGEST_TERM = 1000  # terms in it; those of transformers' layers have fewer than 20
+
+
 class Term(NamedTuple):
     """A value: ``hidden`` (the layer's input), ``norm``, ``attention`` or ``mlp`` of other terms, or ``sum``.
 
-    `scale` is the factor that it is multiplied by, as text.
+    `scale` is the factor that it is multiplied by, as text; `size` the number of terms in it.
     """
 
     kind: str
     name: str = ""
     parts: tuple["Term", ...] = ()
     scale: str = ""
+    size: int = 1
+
+
+def _made(kind: str, name: str, parts: tuple[Term, ...]) -> Term:
+    """A term of other terms.
+
+    Raises:
+        Unknown: when it grows beyond what a layer computes.
+    """
+    size = 1 + sum(part.size for part in parts)
+    if size > LARGEST_TERM:
+        raise Unknown("a value that is used too often")
+    return Term(kind, name, parts, size=size)
 
 
 HIDDEN = Term("hidden")
@@ -69,6 +85,8 @@ class Follower:
 
     def run(self, forward: ast.FunctionDef) -> Term:
         names = [argument.arg for argument in forward.args.args if argument.arg != "self"]
+        if not names:
+            raise Unknown("forward takes nothing")
         self.variables = dict.fromkeys(names)
         self.variables[names[0]] = HIDDEN
         result = self.block(forward.body)
@@ -100,7 +118,7 @@ class Follower:
     def branch(self, node: ast.If) -> Term | None:
         """Take the branch that the condition chooses; when it is not known, both must come to the same."""
         try:
-            return self.block(node.body if condition(node.test, self.scalar) else node.orelse)
+            taken = condition(node.test, self.scalar)
         except Unknown:
             before = dict(self.variables)
             result = self.block(node.body)
@@ -108,6 +126,7 @@ class Follower:
             if self.block(node.orelse) != result or {**before, **after} != {**after, **self.variables}:
                 raise
             return result
+        return self.block(node.body if taken else node.orelse)
 
     def assign(self, target: ast.expr, value: Term | None) -> None:
         if isinstance(target, ast.Name):
@@ -156,7 +175,7 @@ class Follower:
         if isinstance(node.op, ast.Add) and left is not None and right is not None:
             if left.kind == right.kind == "mlp" and left.parts == right.parts:
                 return left  # experts and shared experts
-            return Term("sum", parts=_flat(left) + _flat(right))
+            return _made("sum", "", _flat(left) + _flat(right))
         if isinstance(node.op, (ast.Mult, ast.Div)) and (left is None) != (right is None):
             value, factor = (left, node.right) if left is not None else (right, node.left)
             sign = "" if isinstance(node.op, ast.Mult) else "1 / "
@@ -171,7 +190,7 @@ class Follower:
         named = {item.arg: self.term(item.value) for item in node.keywords}
         value = next((item for item in (*inputs, named.get("hidden_states"), named.get("x")) if item), None)
         if text.endswith("dropout_add") and len(inputs) >= 2 and inputs[0] and inputs[1]:
-            return Term("sum", parts=_flat(inputs[0]) + _flat(inputs[1]))
+            return _made("sum", "", _flat(inputs[0]) + _flat(inputs[1]))
         if text.endswith("dropout") and inputs:
             return value
         if not text.startswith("self.") or value is None:
@@ -186,10 +205,10 @@ class Follower:
             return None
         if kind == value.kind == "mlp" and not value.scale:
             return value  # the second projection of an MLP without a class of its own
-        term = Term(kind, name, (value,))
+        term = _made(kind, name, (value,))
         residual = len(node.args) > 1 and isinstance(node.args[1], ast.Name) and node.args[1].id == "residual"
         if kind in ("attention", "mlp") and residual and inputs[1]:
-            return Term("sum", parts=(*_flat(inputs[1]), term))  # the residual is added inside
+            return _made("sum", "", (*_flat(inputs[1]), term))  # the residual is added inside
         return term
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from autoport.research.modeling.attributes import config_attribute
 from autoport.research.modeling.branches import Branches
-from autoport.research.modeling.locate import ModelingFile
+from autoport.research.modeling.lineage import class_definitions, lineage
+from autoport.research.modeling.locate import LONGEST_LINEAGE, ModelingFile
 
 OTHER_TOWERS = ("Vision", "Audio", "Image", "Video", "Speech")
 
@@ -24,7 +25,7 @@ class Decoder:
         self.values = values or {}
         self.file = file.name
         self.own = file.own
-        self._classes = {node.name: node for node in file.tree.body if isinstance(node, ast.ClassDef)}
+        self._classes = class_definitions(file.tree)
         self._functions = {node.name: node for node in file.tree.body if isinstance(node, ast.FunctionDef)}
         self._tables = {
             target.id: node
@@ -62,7 +63,9 @@ class Decoder:
     def method(self, owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
         """A method of a class or of the first base in the file that has it."""
         current: ast.ClassDef | None = owner
-        while current is not None:
+        seen: set[str] = set()
+        while current is not None and current.name not in seen:
+            seen.add(current.name)
             for node in current.body:
                 if isinstance(node, ast.FunctionDef) and node.name == name:
                     return node
@@ -94,11 +97,11 @@ class Decoder:
         return list(self._assignments(owner, branches)), branches
 
     def _assignments(self, owner: ast.ClassDef, branches: Branches) -> Iterator[tuple[str, ast.expr]]:
-        for base in owner.bases:
-            if isinstance(base, ast.Name) and base.id in self._classes:
-                yield from self._assignments(self._classes[base.id], branches)
-        init = next((n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-        yield from branches.assignments(init.body if init else [])
+        for node in lineage(self._classes, owner, LONGEST_LINEAGE):
+            init = next(
+                (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None
+            )
+            yield from branches.assignments(init.body if init else [])
 
     def config_reads(self) -> dict[str, str]:
         """Config attributes that the decoder reads: name -> the first place."""

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,16 @@ from typing import Any
 import msgspec
 
 from autoport.research.config_defaults import causal_lm_classes, class_place, parse_file
+from autoport.research.modeling.lineage import class_definitions, lineage
 from autoport.research.source import Source
 
-LARGEST_FILE_BYTES = 4 * 1024 * 1024
+# The largest of transformers 5.19: 191,474 bytes, 26,616 nodes, 23 levels.
+LARGEST_FILE_BYTES = 1024 * 1024
+MOST_NODES = 100_000
+MOST_CLASSES = 400
+DEEPEST = 100  # levels of the syntax tree
+LARGEST_BITS = 1000  # of an integer
+LONGEST_LINEAGE = 30  # a class and its bases
 OWN_CODE = re.compile(r"(?P<module>\w+)\.(?P<name>\w+)")
 
 
@@ -52,10 +60,44 @@ def find_modeling_file(
         return None, f"no modeling file: {file} is {'missing' if size is None else f'{size} bytes large'}"
     try:
         text = source.read(file, 0, LARGEST_FILE_BYTES).decode()
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return None, f"{file} cannot be parsed: {error}"
+    excess = _excess(tree)
+    if excess:
+        return None, f"{file} is not read: {excess}"
     return ModelingFile(file, text, tree, (match["name"],), own=True), ""
+
+
+def _excess(tree: ast.Module) -> str:
+    """What a syntax tree has more of than a modeling file has, so that reading it is bounded; empty for nothing."""
+    level: list[ast.AST] = [tree]
+    nodes = depth = 0
+    while level:
+        nodes, depth = nodes + len(level), depth + 1
+        if nodes > MOST_NODES or depth > DEEPEST:
+            return (
+                f"more than {MOST_NODES} nodes"
+                if nodes > MOST_NODES
+                else f"nested deeper than {DEEPEST} levels"
+            )
+        if any(_is_huge(node) for node in level):
+            return f"an integer of more than {LARGEST_BITS} bits"
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    classes = class_definitions(tree)
+    if len(classes) > MOST_CLASSES:
+        return f"more than {MOST_CLASSES} classes"
+    for node in classes.values():
+        if len(lineage(classes, node, LONGEST_LINEAGE + 1)) > LONGEST_LINEAGE:
+            return f"{node.name} inherits from {LONGEST_LINEAGE} classes or more"
+    return ""
+
+
+def _is_huge(node: ast.AST) -> bool:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, int) and value.bit_length() > LARGEST_BITS
 
 
 def transformers_file(architecture: str, model_type: str) -> ModelingFile | None:

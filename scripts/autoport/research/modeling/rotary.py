@@ -41,7 +41,8 @@ def _sign(node: ast.FunctionDef) -> int:
     """-1 where the second half (or the odd elements) is not the negated one."""
     for item in ast.walk(node):
         if isinstance(item, ast.Call) and ast.unparse(item.func) in ("torch.cat", "torch.stack"):
-            parts = item.args[0].elts if isinstance(item.args[0], (ast.Tuple, ast.List)) else []
+            joined = item.args[0] if item.args else None
+            parts = joined.elts if isinstance(joined, (ast.Tuple, ast.List)) else []
             if (
                 len(parts) == 2
                 and isinstance(parts[1], ast.UnaryOp)

@@ -70,11 +70,15 @@ def _is_factor(name: str) -> bool:
 
 
 def _activation(decoder: Decoder, owner: ast.ClassDef) -> Iterator[Finding]:
-    for _, value in decoder.assignments(owner):
-        if isinstance(value, ast.Subscript) and ast.unparse(value.value) == "ACT2FN":
-            read = config_attribute(value.slice)
-            chosen = read or ast.unparse(value.slice)
-            gated = _is_gated(decoder, owner)
+    found = [
+        value
+        for _, value in decoder.assignments(owner)
+        if isinstance(value, ast.Subscript) and ast.unparse(value.value) == "ACT2FN"
+    ]
+    if found:
+        gated = _is_gated(decoder, owner)
+        for value in found:
+            chosen = config_attribute(value.slice) or ast.unparse(value.slice)
             yield Finding("activation", owner.name, {"config": chosen, "gated": gated}, decoder.where(value))
 
 
