@@ -36,6 +36,14 @@ def override(port, *texts):
     return run(port, Options())
 
 
+@pytest.mark.parametrize("value", ["nan", ".nan", "inf", "-.inf", "1e999", f"0x{'f' * 5000}", str(2**64)])
+def test_a_value_that_is_no_number_of_a_model(port, value):
+    port = port()
+    with pytest.raises(Refusal, match=r"DEC-SET.* no finite number"):
+        override(port, f"head.scale={value}")
+    assert not port.has_state("overrides.json")
+
+
 def plan_of(port):
     return port.read_state("plan.json", Plan, "analyze")
 

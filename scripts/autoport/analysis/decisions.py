@@ -76,7 +76,7 @@ def _plain_value(text: str) -> str | float | None:
     """The scalar that a text is in YAML; None for an empty one.
 
     Raises:
-        ValueError: It is no scalar.
+        ValueError: It is no scalar, or a number that is infinite or has more than 64 bits.
     """
     try:
         value = yaml.safe_load(text)
@@ -84,7 +84,19 @@ def _plain_value(text: str) -> str | float | None:
         raise ValueError("the value cannot be read") from None
     if not isinstance(value, (str, int, float, type(None))):
         raise ValueError("the value is no plain one")
+    if not (value is None or _is_usable(value)):
+        raise ValueError("the value is no finite number of at most 64 bits")
     return value
+
+
+def _is_usable(value: str | float) -> bool:
+    """Whether it is a word, or a finite number of at most 64 bits; ``nan`` and ``inf`` are words to YAML."""
+    try:
+        return abs(float(value)) < 2**63
+    except OverflowError:
+        return False
+    except ValueError:
+        return True
 
 
 def user() -> str:
