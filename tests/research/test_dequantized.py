@@ -50,6 +50,12 @@ def test_tensors_are_those_of_the_plain_checkpoint(tmp_path, variant, keys, name
     assert f"1 tensors are stored as {variant}" in checkpoint.notes[-1]
 
 
+@pytest.mark.parametrize("variant", ["mxfp4", "fp8", "fp8_block", "int8"])
+def test_a_declared_format_that_no_tensor_has_is_refused(tmp_path, variant) -> None:
+    with pytest.raises(Refusal, match=f"QUANT: quantization_config says {variant}, and no tensor"):
+        logical(tmp_path, {LINEAR: ("BF16", (96, 64))}, variant)
+
+
 def test_scales_of_activations_are_left_out_and_named(tmp_path) -> None:
     scale = LINEAR.replace("weight", "input_scale")
     keys = {LINEAR: ("F8_E4M3", (96, 64)), f"{LINEAR}_scale": ("F32", (1,)), scale: ("F32", (1,))}

@@ -67,6 +67,23 @@ def test_type_and_rope_type_that_differ_are_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("changes", "ignored"),
+    [
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 8.0, "rope_theta": 1e6}}, "'factor': 8.0"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, None),  # the class puts it into a block
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, None),
+    ],
+)
+def test_values_that_no_kind_of_layers_reads_are_a_warning(tmp_path, changes, ignored):
+    olmo = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "rope_theta": ...}
+    fields, warnings = resolve(tmp_path, **olmo | changes)
+    assert fields["rope_type"].value == "per_layer_type"
+    found = [text for text in warnings if "the class reads only the blocks" in text]
+    assert len(found) == bool(ignored)
+    assert all(ignored in text for text in found)
+
+
+@pytest.mark.parametrize(
     ("block", "rope_type"),
     [
         ({"type": "linear", "factor": 4.0}, "linear"),

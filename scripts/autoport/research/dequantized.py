@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from autoport.errors import Problem, Refusal
+from autoport.errors import Problem, Refusal, refuse
 from autoport.schema.facts import Checkpoint, TensorHeader
 
 DTYPE = "BF16"  # of the weights once they are dequantised
@@ -55,6 +55,14 @@ def dequantized(checkpoint: Checkpoint, variant: str, declared: Mapping[str, Any
     if problems:
         raise Refusal(*problems)
     count = len(tensors)
+    if not count:
+        raise refuse(
+            "QUANT",
+            f"quantization_config says {variant}, and no tensor of the checkpoint is stored so",
+            checkpoint.source,
+            "remove quantization_config from config.json if nothing is quantised, or pass the checkpoint that "
+            "belongs to it",
+        )
     tensors = {key: item for key, item in checkpoint.tensors.items() if key not in taken} | tensors
     notes = [f"{count} tensors are stored as {variant}; the plan counts them dequantised to bfloat16"]
     if unused:

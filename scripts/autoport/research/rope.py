@@ -98,6 +98,7 @@ def _from_class(resolver: Resolver, facts: dict[str, Fact], computed: Fact) -> d
     by_kind = {key: part for key, part in block.items() if isinstance(part, dict) or part is None}
     by_kind = {key: part for key, part in by_kind.items() if key.endswith(("attention", "main", "compress"))}
     if any(by_kind.values()):
+        _warn_of_ignored(resolver, {key: part for key, part in block.items() if key not in by_kind}, by_kind)
         parameters = {key: _renamed(part) for key, part in by_kind.items()}
         main = parameters.get("full_attention") or next(part for part in parameters.values() if part)
         found = {
@@ -134,6 +135,21 @@ def _from_class(resolver: Resolver, facts: dict[str, Fact], computed: Fact) -> d
     if "rope_parameters" not in facts or parameters != given:
         found["rope_parameters"] = Fact(parameters, computed.source)
     return found
+
+
+def _warn_of_ignored(resolver: Resolver, beside: dict[str, Any], by_kind: dict[str, Any]) -> None:
+    """Warn of values beside the blocks for kinds of layers that these blocks do not repeat: no layer reads them."""
+    blocks = [_renamed(part) for part in by_kind.values()]
+    ignored = {
+        key: value
+        for key, value in _renamed(beside).items()
+        if value is not None and any(block.get(key) != value for block in blocks)
+    }
+    if ignored:
+        resolver.warnings.append(
+            f"rope_parameters gives {describe(ignored)} for all layers; the class reads only the blocks for kinds "
+            f"of layers ({', '.join(by_kind)}), and so does the port"
+        )
 
 
 def _renamed(block: dict[str, Any] | None) -> dict[str, Any]:
