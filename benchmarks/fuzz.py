@@ -18,11 +18,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from fuzzing import config_case, header_case, plan_case
+from fuzzing import config_case, header_case, parallel_case, plan_case
 from fuzzing_code import bomb_case, code_case
 from fuzzing_state import index_case, state_case
 
-CASES = (header_case, config_case, plan_case, code_case, bomb_case, index_case, state_case)
+CASES = (header_case, config_case, plan_case, parallel_case, code_case, bomb_case, index_case, state_case)
 LARGEST_ADDRESS_SPACE = 3 * 2**30  # bytes; Python, torch and transformers take about 2 * 2**30 of them
 LONGEST_WAIT = 300  # seconds until a case that does not end is ended
 LONGEST_CASE = 30.0  # seconds of CPU; the first case of a kind imports transformers

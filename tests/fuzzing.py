@@ -1,6 +1,8 @@
 """Damaged headers and configs; shared by the tests and by the long run in benchmarks/fuzz.py."""
 
+import contextlib
 import copy
+import io
 import json
 import math
 import random
@@ -8,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 from autoport.analysis.step import make_plan
+from autoport.cli import compute_tp
 from autoport.errors import Refusal
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.config import read_facts
@@ -96,6 +100,34 @@ def damaged(published: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         else:
             part[key] = copy.deepcopy(rng.choice(VALUES))
     return config
+
+
+def parallel_case(folder: Path, rng: random.Random) -> None:
+    """Damage a published config and print its parallel sizes: a `Refusal` or tables, nothing else."""
+    config = damaged(PUBLISHED[rng.choice(list(PUBLISHED))], rng)
+    (folder / "config.json").write_text(json.dumps(config))
+    context = rng.choice([None, 1, 4096, 10**12, 10**30])
+    options = (
+        ["--json"] if rng.random() < 0.3 else rng.choice([[], ["--explain", str(rng.choice([1, 2, 3, 64]))]])
+    )
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            compute_tp.command(
+                str(folder),
+                relax=rng.choice([[], ["even-heads"], ["x"]]),
+                context_length=context,
+                batch_size=rng.choice([1, 7, 10**12]),
+                instance=rng.choice(
+                    ["trn2.48xlarge", "trn2.3xlarge", "trn3", "x", "trn3,devices=0", "trn3,hbm-gb=1e30"]
+                ),
+                lnc=rng.choice([1, 2, 3]),
+                explain=int(options[1]) if options[:1] == ["--explain"] else None,
+                as_json=options == ["--json"],
+            )
+        except Refusal as refusal:
+            check(refusal)
+        except typer.Exit:
+            pass
 
 
 PLANNED = (

@@ -10,7 +10,7 @@ from autoport.errors import Refusal
 from autoport.research.checkpoint import read_checkpoint
 from autoport.research.source import open_source
 from checkpoints import llama_keys, small_config, write_safetensors
-from fuzzing import config_case, header_case, plan_case
+from fuzzing import config_case, header_case, parallel_case, plan_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +69,12 @@ def test_any_damage_to_a_config_is_a_refusal_or_harmless(tmp_path, seed):
 @given(seed=st.integers(0, 2**32))
 def test_any_damage_before_planning_is_a_refusal_or_a_plan(tmp_path, seed):
     plan_case(tmp_path, random.Random(seed))
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_any_damage_before_parallel_sizes_is_a_refusal_or_tables(tmp_path, seed):
+    parallel_case(tmp_path, random.Random(seed))
 
 
 @pytest.mark.parametrize("seed", [0, 3373, 107074])
