@@ -68,7 +68,7 @@ def selection_cases(variant: Variant, declared: Sequence[Variant]) -> list[Case]
         *_by_format(variant, declared),
         *_by_rule(variant, declared),
         *_by_platform(variant, declared),
-        *_past(variant, declared),
+        *_past(declared),
     ]
     return [case for case in cases if case.refusal or case.module == _selected(case, declared)]
 
@@ -152,7 +152,7 @@ def _by_platform(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case
         yield Case(f"nothing is asked for, {UNKNOWN}", None, settings, hf_config, refusal=UNKNOWN)
 
 
-def _past(variant: Variant, declared: Sequence[Variant]) -> Iterator[Case]:
+def _past(declared: Sequence[Variant]) -> Iterator[Case]:
     fallback = declared[0]
     hf_config, neuron_config = _satisfying(_no_rule(declared))
     for key in fallback.quantization:

@@ -62,13 +62,8 @@ def build(config: dict[str, Any], folder: Path, seed: int) -> Path:
     try:
         hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (ValueError, KeyError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        raise refuse(
-            "PROOF-CONFIG",
-            f"transformers rejects the config: {reason}",
-            folder / "config.json",
-            "correct that field in the model's config.json, and run the same command again",
-        ) from error
+        next_step = "correct that field in the model's config.json, and run the same command again"
+        raise _refuse("PROOF-CONFIG", "transformers rejects the config", error, folder, next_step) from error
     model = _running(model_class, hf_config, folder, seed)
     model = model.to(torch.bfloat16)
     size = sum(parameter.nbytes for parameter in model.parameters())
@@ -99,14 +94,15 @@ def _running(
         with torch.no_grad():
             model.eval()(torch.arange(8)[None])
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise refuse(
-            "TWIN-SHRINK",
-            f"{model_class.__name__} does not run at the twin's sizes: {type(error).__name__}: {reason}",
-            folder / "config.json",
-            "report this config: the twin keeps something of it too large or leaves something out",
-        ) from error
+        what = f"{model_class.__name__} does not run at the twin's sizes: {type(error).__name__}"
+        next_step = "report this config: the twin keeps something of it too large or leaves something out"
+        raise _refuse("TWIN-SHRINK", what, error, folder, next_step) from error
     return model
+
+
+def _refuse(rule: str, what: str, error: Exception, folder: Path, next_step: str) -> Refusal:
+    """The refusal of a twin's config, with the error's text on one line."""
+    return refuse(rule, f"{what}: {' '.join(str(error).split())}", folder / "config.json", next_step)
 
 
 def reference_class(config: dict[str, Any], config_file: os.PathLike[str]) -> "type[PreTrainedModel]":
