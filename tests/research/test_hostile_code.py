@@ -18,16 +18,15 @@ def reading_of(folder, text):
 @pytest.mark.parametrize("name", BOMBS)
 def test_reading_takes_bounded_time(tmp_path, name):
     started = time.process_time()
-    for count in (40, 150):
-        read_code(tmp_path, BOMBS[name](count).encode())
-    assert time.process_time() - started < 10
+    read_code(tmp_path, BOMBS[name](90).encode())
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         (BOMBS["attributes"](110), "nested deeper than 100 levels"),
-        ("x\n" * 40_000, "more than 100000 nodes"),
+        ("x\n" * 33_334, "more than 100000 nodes"),
         (BOMBS["many layers"](401), "more than 400 classes"),
         (BOMBS["chain of bases"](31), "inherits from 30 classes or more"),
         (f"x = 0x{'f' * 5000}", "an integer of more than 1000 bits"),
@@ -56,7 +55,7 @@ def test_a_layer_whose_sums_double_is_left_out_and_the_rest_is_read(tmp_path):
     assert "block" in {item.topic for item in reading_of(tmp_path, SMALL).findings}
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_any_damage_to_a_modeling_file_is_harmless(tmp_path, seed):
     code_case(tmp_path, random.Random(seed))
