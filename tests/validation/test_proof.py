@@ -47,6 +47,7 @@ def test_the_report_says_what_ran(proven):
     assert proof.ran_on == "simulator"
     assert proof.reference == "LlamaForCausalLM"
     assert set(proof.versions) == {"torch", "transformers", "vllm"}
+    assert (proof.float32_eps, proof.twin["rms_norm_eps"]) == ({"rms_norm_eps": 0.1}, 1e-5)
     collectives = proof.runs[2].collectives
     layers = proof.twin["num_hidden_layers"]
     assert collectives["decode 4"]["all_reduce"] == 2 * layers + 1
@@ -101,6 +102,7 @@ FAULTS = {
     "LayerNorm for RMSNorm": Fault(
         {r"( +)x = (x \* torch\.rsqrt\()": r"\1x = x - x.mean(-1, keepdim=True)\n\1x = \2"}, PREFILL, "norm"
     ),
+    "eps 1e-6": Fault({r"= config\.rms_norm_eps": "= 1e-6"}, PREFILL, "norm"),
     "theta 10000": Fault({r'self\.rope\["rope_theta"\]': "10000.0"}, PREFILL, "rope"),
     "RoPE halves swapped": Fault({r"freqs\.sin\(\)": "-freqs.sin()"}, PREFILL, "rope"),
     "RoPE pairs neighbours in decode": Fault(

@@ -13,6 +13,7 @@ from autoport.research.source import open_source
 from autoport.schema.facts import Facts
 from autoport.schema.proof import PhaseProof, Proof, ProofRun, SectionError
 from autoport.validation import divergence, metrics, ranks, reference
+from autoport.validation.norm_eps import shown_eps, with_eps
 from autoport.validation.reach import beyond_reach
 from autoport.validation.scenario import PHASES, SAMPLING, SEQUENCES, SPANS, draw_sequences
 from autoport.validation.shrink import shrink
@@ -54,6 +55,8 @@ class Prepared(NamedTuple):
     """What every run is compared with: the twin's config and checkpoint, and the reference's logits.
 
     Attributes:
+        eps: Eps of norms by config key, which float32 runs have in place of the twin's.
+        float32: What float32 runs load: the same weights, with `eps`.
         error_limit: Limit of the relative error in float32.
         sections: Whether a red run looks for the first section that differs.
         trimmed: Share of the positions that R leaves out, see `metrics.r_ratio`.
@@ -64,6 +67,8 @@ class Prepared(NamedTuple):
     config: dict[str, Any]
     checkpoint: Path
     reference: Reference
+    eps: dict[str, float]
+    float32: Twin
     error_limit: float = RELATIVE_ERROR_LIMIT
     sections: bool = True
     trimmed: float = 0.0
@@ -93,8 +98,15 @@ def prepare(facts: Facts, state_dir: Path) -> Prepared:
 
     trimmed = TRIMMED_WITH_EXPERTS if "num_experts" in facts.fields else 0.0
     first = twin("twin", SEED)
+    eps = shown_eps(facts)
+    float32 = float32_twin(first.checkpoint, first.checkpoint, eps)
     too_short = beyond_reach(read_facts(open_source(str(first.checkpoint))))
-    return Prepared(config, *first, trimmed=trimmed, more=more, too_short=too_short)
+    return Prepared(config, *first, eps, float32, trimmed=trimmed, more=more, too_short=too_short)
+
+
+def float32_twin(checkpoint: Path, plain: Path, eps: dict[str, float]) -> Twin:
+    """What float32 runs load: `checkpoint` with `eps`; the reference runs `plain`, which has the same values."""
+    return Twin(with_eps(checkpoint, eps), run_reference(with_eps(plain, eps), dtypes=("float32",)))
 
 
 def prove(
@@ -123,6 +135,7 @@ def prove(
         ran_on="simulator",
         reference=subject.factory,
         twin=prepared.config,
+        float32_eps=prepared.eps,
         seed=SEED,
         max_relative_error_limit=prepared.error_limit,
         r_ratio_limit=R_LIMIT,
@@ -133,8 +146,8 @@ def prove(
     )
 
 
-def run_reference(twin: Path, seed: int = SEED) -> Reference:
-    """Draw the sequences, and compute all their logits in both dtypes.
+def run_reference(twin: Path, seed: int = SEED, dtypes: Sequence[Dtype] = DTYPES) -> Reference:
+    """Draw the sequences, and compute all their logits in each dtype.
 
     The tokens of the decode steps are drawn, too: a model with random weights repeats itself, and repeated
     tokens are no sample to estimate R from.
@@ -143,7 +156,7 @@ def run_reference(twin: Path, seed: int = SEED) -> Reference:
 
     logits: dict[Dtype, dict[str, torch.Tensor]] = {}
     sequences: dict[str, list[int]] = {}
-    for dtype in DTYPES:
+    for dtype in dtypes:
         model = reference.load(twin, getattr(torch, dtype))
         sequences = draw_sequences(model.config.vocab_size, seed)
         logits[dtype] = {name: reference.logits(model, ids) for name, ids in sequences.items()}
@@ -157,7 +170,7 @@ def prove_run(subject: Subject, prepared: Prepared, tp_size: int, dtype: Dtype, 
     observed: list[SimulatedRun] = []
     phases: list[PhaseProof] = []
     failure, log = "", log_dir / "rank0.log"
-    twins = [Twin(prepared.checkpoint, prepared.reference)]
+    twins = [prepared.float32 if dtype == "float32" else Twin(prepared.checkpoint, prepared.reference)]
 
     def run_twins() -> list[PhaseProof]:
         for twin in twins[len(observed) :]:
@@ -176,7 +189,11 @@ def prove_run(subject: Subject, prepared: Prepared, tp_size: int, dtype: Dtype, 
     else:
         failure = "; ".join(phase.failure for phase in phases if phase.failure)
         failure = failure or _hardware_failure(observed[0])
-    sections, diverges = _sections(subject, prepared, tp_size, dtype, phases, failure, log_dir)
+    sections, diverges = (
+        _sections(subject, twins[0], tp_size, dtype, phases, failure, log_dir)
+        if prepared.sections
+        else ([], None)
+    )
     return ProofRun(
         tp_size=tp_size,
         dtype=dtype,
@@ -200,7 +217,7 @@ def _within_spread(phases: list[PhaseProof]) -> bool:
 
 def _sections(
     subject: Subject,
-    prepared: Prepared,
+    twin: Twin,
     tp_size: int,
     dtype: Dtype,
     phases: Sequence[PhaseProof],
@@ -209,13 +226,13 @@ def _sections(
 ) -> tuple[list[SectionError], SectionError | None]:
     """The sections of the first red phase, or before what is not written yet, and the first that differs."""
     red = next((phase for phase in phases if phase.failure), None)
-    if (red is None and MARK not in failure) or not prepared.sections:
+    if red is None and MARK not in failure:
         return [], None
     try:
         sections = divergence.find(
             subject,
-            prepared.checkpoint,
-            prepared.reference.sequences,
+            twin.checkpoint,
+            twin.reference.sequences,
             red,
             tp_size,
             dtype,
@@ -256,7 +273,7 @@ def compare(
 
     port = torch.cat([observed[phase, span.sequence] for observed, _ in pairs for span in spans])
     places *= len(pairs)
-    expected32, expected16 = reference_rows("float32"), reference_rows("bfloat16")
+    expected32 = reference_rows("float32")
     if port.shape != expected32.shape:
         found = f"{phase}: logits {list(port.shape)}, the reference has {list(expected32.shape)}"
         return PhaseProof(phase, len(places), None, "", 0, 0, failure=found)
@@ -266,7 +283,9 @@ def compare(
     # A token is sampled at the last position of a prompt and in decode.
     sampled = [row for row, (name, at) in enumerate(places) if at >= SEQUENCES[name].prompt_length - 1]
     differ = int((port[sampled].argmax(-1) != expected32[sampled].argmax(-1)).sum())
-    ratio = metrics.r_ratio(port, expected16, expected32, SEED, trimmed) if dtype == "bfloat16" else None
+    ratio = None
+    if dtype == "bfloat16":
+        ratio = metrics.r_ratio(port, reference_rows("bfloat16"), expected32, SEED, trimmed)
     where = "position {1} of the {0} sequence".format(*places[worst])
 
     failures = []

@@ -16,6 +16,7 @@ from autoport.validation.prove import (
     RELATIVE_ERROR_LIMIT,
     Prepared,
     Reference,
+    float32_twin,
     prepare,
     prove,
     run_reference,
@@ -96,7 +97,12 @@ def quantized(prepared: Prepared, name: str, folder: Path) -> tuple[Prepared, fl
     measured = change(prepared.reference, expected)
     limit = min(RELATIVE_ERROR_LIMIT, ERROR_SHARE * measured)
     changed = prepared._replace(
-        checkpoint=checkpoint, reference=expected, error_limit=limit, sections=False, more=list
+        checkpoint=checkpoint,
+        reference=expected,
+        float32=float32_twin(checkpoint, plain, prepared.eps),
+        error_limit=limit,
+        sections=False,
+        more=list,
     )
     return changed, measured
 
