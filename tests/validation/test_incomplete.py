@@ -29,7 +29,7 @@ ATTEND = """
         two = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2, dim=-1, dtype=torch.float32)).to(q.dtype)
         start = 0.8 - 0.6 * math.exp(-0.3 * int(self.layer_name.split(".")[1]))
         output = plus - (one - two + start) * minus  # [B, all heads / 2, S, 2 * Dh]
-        output = nn.functional.rms_norm(output, output.shape[-1:], eps=1e-5) * (1 - start)
+        output = nn.functional.rms_norm(output, output.shape[-1:], eps=self.eps) * (1 - start)
         output = output.transpose(1, 2)
         output = output.reshape(*output.shape[:2], -1, self.head_dim).transpose(1, 2)
         first = self.tp_group.rank_in_group * self.num_heads
@@ -99,6 +99,7 @@ def test_the_proof_checks_what_is_written(diffllama):
     stop = text.index("        )\n", start) + len("        )\n")
     written = text[:start] + ATTEND.lstrip("\n") + text[stop:]
     written = written.replace("import torch\n", "import math\n\nimport torch\n", 1)
+    written = written.replace("self.scaling =", "self.eps = config.rms_norm_eps\n        self.scaling =", 1)
     try:
         model(diffllama).write_text(written.replace("one - two", "one + two"))
         red = run_step(diffllama, "prove", at_tp(1))
