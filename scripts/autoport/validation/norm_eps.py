@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from autoport.analysis.families import find_family
 from autoport.expressions import names
+from autoport.families import find_family
 from autoport.files import write_atomic
 from autoport.research.aliases import ALIASES
 from autoport.research.config_defaults import config_defaults
