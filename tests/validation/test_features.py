@@ -136,6 +136,6 @@ def test_a_fault_is_red(ported: Callable[[str], Ported], fault: str, tmp_path: P
 def test_dynamic_scaling_is_refused_where_it_would_begin(ported: Callable[[str], Ported]) -> None:
     subject = ported("llama: dynamic scaling")
     assert subject.failure() == ""
-    path = subject.prepared.checkpoint / "config.json"
+    path = subject.prepared.float32.checkpoint / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 512}))
     assert "max_model_len 1024 (possible: up to 512" in subject.failure()

@@ -136,8 +136,6 @@ class Proof(msgspec.Struct, frozen=True):
         ran_on: What the port ran on.
         reference: Class of the reference.
         twin: The twin's config.
-        float32_eps: Eps of norms by config key, which the float32 runs had in place of the twin's: so large that a
-            wrong one shows.
         seed: Seed of the weights and of the prompts.
         not_run: Why a TP size that one would expect was not run.
         versions: Versions of torch, transformers and vLLM.
@@ -155,6 +153,5 @@ class Proof(msgspec.Struct, frozen=True):
     runs: list[ProofRun]
     not_run: dict[int, str]
     versions: dict[str, str]
-    float32_eps: dict[str, float] = {}
     too_short: list[str] = []
     real_size: RealSize | None = None

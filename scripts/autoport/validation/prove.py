@@ -135,7 +135,6 @@ def prove(
         ran_on="simulator",
         reference=subject.factory,
         twin=prepared.config,
-        float32_eps=prepared.eps,
         seed=SEED,
         max_relative_error_limit=prepared.error_limit,
         r_ratio_limit=R_LIMIT,
