@@ -80,6 +80,7 @@ def experts_checkpoint(folder: Path, layers: int, experts: int, shards: int, tot
         model_type="qwen3_moe",
         num_hidden_layers=layers,
         hidden_size=hidden,
+        max_position_embeddings=4096,
         num_attention_heads=32,
         num_key_value_heads=4,
         head_dim=128,
