@@ -27,13 +27,15 @@ class PackageWorkspace(Workspace):
     Attributes:
         name: The port.
         module: Import name of the package, e.g. ``"vllm_neuron_yi"``.
+        lost_plugin: The plugin that it was made for is not where it was; the bundled simulator has the same API.
     """
 
     RECORD = f"{STATE_FOLDER}/package.json"
 
     def __init__(self, root: Path, record: PackageRecord):
-        super().__init__(root, record.plugin_package)
-        self.plugin_root = Path(record.plugin_root)
+        self.lost_plugin = not plugin_package(Path(record.plugin_root))
+        super().__init__(root, PACKAGES[0] if self.lost_plugin else record.plugin_package)
+        self.plugin_root = simulator_dir() if self.lost_plugin else Path(record.plugin_root)
         self.name = record.name
         self.module = f"vllm_neuron_{record.name}"
 
@@ -45,9 +47,6 @@ class PackageWorkspace(Workspace):
             [problem] = refusal.problems
             next_step = "restore it, or begin the package again in a new folder"
             raise refuse(problem.rule, problem.found, root / cls.RECORD, next_step) from refusal
-        if not plugin_package(Path(record.plugin_root)):
-            # Moved or removed since: the bundled simulator has the same API.
-            record = PackageRecord(record.name, str(simulator_dir()), PACKAGES[0])
         return cls(root, record)
 
     @classmethod
@@ -55,13 +54,13 @@ class PackageWorkspace(Workspace):
         """Go on with the package in a folder, or begin one there.
 
         Args:
-            plugin: The plugin's checkout, or the folder that it is installed in; None for the bundled
-                simulator. A package that was begun keeps the one it was begun with.
+            plugin: The plugin's checkout, or the folder that it is installed in; None for the current folder where
+                that is one, else for the bundled simulator. A package that is planned keeps its own.
 
         Raises:
             Refusal: OOT-FILE when the path is or goes through a file, WS-MISSING when `plugin` has no plugin,
                 OOT-CHECKOUT when the folder is the plugin's, OOT-OTHER when it holds the package of another port,
-                WS-WRITE.
+                OOT-PLUGIN when it was made for another plugin, WS-WRITE.
         """
         check_model_name(name)
         root = path.expanduser().resolve()
@@ -85,7 +84,11 @@ class PackageWorkspace(Workspace):
             workspace = cls.load(root)
             if workspace.is_begun:
                 workspace.check_port(name)
+            if workspace.is_planned and not (workspace.lost_plugin and plugin):
+                workspace.check_plugin(plugin)
                 return workspace
+        if plugin is None and plugin_package(Path.cwd()):
+            plugin = Path.cwd()
         plugin_root = simulator_dir() if plugin is None else plugin.expanduser().resolve()
         package = plugin_package(plugin_root)
         if not package:
@@ -107,9 +110,29 @@ class PackageWorkspace(Workspace):
         return self.is_written or (self.root / STATE_FOLDER / self.name / "port.json").exists()
 
     @property
+    def is_planned(self) -> bool:
+        """Whether Step 2 has run, which it does only where the plugin leaves the architecture to the package."""
+        return self.is_written or (self.root / STATE_FOLDER / self.name / "plan.json").exists()
+
+    @property
     def is_written(self) -> bool:
         """Whether the package's code is there."""
         return (self.root / self.module).exists()
+
+    def check_plugin(self, plugin: Path | None) -> None:
+        """Check that the package was made for this plugin, where one is named.
+
+        Raises:
+            Refusal: OOT-PLUGIN.
+        """
+        if plugin is not None and plugin.expanduser().resolve() != self.plugin_root:
+            raise refuse(
+                "OOT-PLUGIN",
+                f"the package was made for the plugin in {self.plugin_root}, not for that in {plugin}",
+                self.root / self.RECORD,
+                "leave --workspace away to go on with this package; for the other plugin, make one in a new folder "
+                "with --out-of-tree DIR",
+            )
 
     def check_port(self, name: str) -> None:
         """Check that the package is the one of this port.

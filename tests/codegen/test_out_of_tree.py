@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from autoport.cli.port import _place as place
 from autoport.codegen import add_variant, document, generate, register
-from autoport.codegen.out_of_tree import used_api
+from autoport.codegen.out_of_tree import check_free, used_api
 from autoport.codegen.registry_rows import unregister
 from autoport.errors import Refusal
 from autoport.package_workspace import PackageWorkspace
@@ -169,6 +169,28 @@ def test_a_package_holds_one_port(port: Port) -> None:
 def test_a_port_that_step_1_refused_leaves_the_folder_to_another(tmp_path: Path) -> None:
     assert not PackageWorkspace.open(tmp_path, "yi", None).is_begun
     assert PackageWorkspace.open(tmp_path, "qwen2", None).name == "qwen2"
+
+
+def test_until_it_is_planned_a_package_takes_the_plugin_of_each_run(tmp_path: Path) -> None:
+    checkout = Workspace.create(tmp_path / "checkout").root
+    package = PackageWorkspace.open(tmp_path / "package", "yi", None)
+    Port(package, "yi", "01-ai/Yi-6B").save()  # Step 1, before the registry is looked at
+    with pytest.raises(Refusal, match=r"bundled simulator.* --workspace CHECKOUT"):
+        check_free(package, "LlamaForCausalLM")
+    check_free(PackageWorkspace.open(package.root, "yi", checkout), "LlamaForCausalLM")
+
+
+def test_a_planned_package_keeps_its_plugin(tmp_path: Path) -> None:
+    checkout, other = (Workspace.create(tmp_path / name).root for name in ("checkout", "other"))
+    root = begin(tmp_path / "package", plugin=checkout).workspace.root
+    for plugin in (None, checkout):
+        assert PackageWorkspace.open(root, "yi", plugin).plugin_root == checkout
+    with pytest.raises(Refusal, match=f"OOT-PLUGIN: .*{checkout}.*{other}.*leave --workspace away"):
+        PackageWorkspace.open(root, "yi", other)
+    checkout.rename(tmp_path / "moved")
+    assert PackageWorkspace.open(root, "yi", None).plugin_root == simulator_dir()
+    assert PackageWorkspace.open(root, "yi", tmp_path / "moved").plugin_root == tmp_path / "moved"
+    assert Workspace.find(root).plugin_root == tmp_path / "moved"
 
 
 def test_a_damaged_record_is_told_from_a_step(port: Port) -> None:

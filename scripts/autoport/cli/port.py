@@ -141,13 +141,12 @@ def _status(results: Sequence["StepResult"]) -> str:
 def _place(workspace: Path, out_of_tree: Path | None, name: str) -> "Workspace":
     """Where the port is written."""
     from autoport.package_workspace import PackageWorkspace
-    from autoport.workspace import Workspace, plugin_package
+    from autoport.workspace import Workspace
 
     if out_of_tree is None:
         return Workspace.find(workspace)
     # The current folder is the default of --workspace, and need not be a checkout here.
-    plugin = workspace if workspace != Path() or plugin_package(workspace.resolve()) else None
-    return PackageWorkspace.open(out_of_tree, name, plugin)
+    return PackageWorkspace.open(out_of_tree, name, workspace if workspace != Path() else None)
 
 
 def _run(port: "Port", options: "Options") -> list["StepResult"]:

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import shlex
 from collections.abc import Iterator, Mapping
 
 from autoport.api_generation import parse, read_api
@@ -9,6 +10,7 @@ from autoport.codegen.render import identifier, render, render_python
 from autoport.errors import refuse
 from autoport.package_workspace import PackageWorkspace
 from autoport.port_state import Port
+from autoport.resources import simulator_dir
 from autoport.schema.plan import Plan
 from autoport.step import Options, Outcome
 from autoport.workspace import Workspace
@@ -86,13 +88,22 @@ def check_free(workspace: PackageWorkspace, architecture: str) -> None:
     Raises:
         Refusal: REG-CONFLICT.
     """
-    if architecture in registered_architectures(workspace):
-        raise refuse(
-            "REG-CONFLICT",
-            f"the plugin registers {architecture!r} itself, and its row would win over the package's",
-            workspace.registry_path,
-            "serve the plugin's model, or port into the checkout with --replace-row",
+    if architecture not in registered_architectures(workspace):
+        return
+    bundled = workspace.plugin_root == simulator_dir()
+    plugin = "the bundled simulator, which stands for the plugin," if bundled else "the plugin"
+    again = ["autoport", "port", workspace.name, "--out-of-tree", str(workspace.root), "--workspace"]
+    raise refuse(
+        "REG-CONFLICT",
+        f"{plugin} registers {architecture!r} itself, and its row would win over the package's",
+        workspace.registry_path,
+        (
+            f"pass the plugin's checkout: {shlex.join(again)} CHECKOUT; where that has a row, too, "
+            if bundled
+            else ""
         )
+        + "serve the plugin's model, or port into the checkout with --replace-row",
+    )
 
 
 def registered_architectures(workspace: Workspace) -> set[str]:
