@@ -58,22 +58,29 @@ def guard_forward() -> Iterator[ForwardReport]:
 def check_loaded(model: torch.nn.Module) -> None:
     """Check that no tensor of a loaded model is still on the meta device.
 
+    Parameters and buffers stop ``Module.to`` on the device. It passes over plain attributes, and a forward that uses
+    one finds no values; that they stop the load, used or not, is the simulator's own strictness.
+
     Raises (or, if the simulator is not strict, records):
         NotImplementedError: Parameters, buffers or plain attributes are; the message names all of them.
     """
-    left = [name for name, tensor in _named_tensors(model) if tensor.is_meta]
+    moved = [*model.named_parameters(), *model.named_buffers()]
+    parts = {
+        "load_weights left on the meta device": [name for name, tensor in moved if tensor.is_meta],
+        "the simulator allows no plain attribute there either, which the device notices only in a forward that "
+        "uses it": [name for name, tensor in _plain_attributes(model) if tensor.is_meta],
+    }
     rules.require(
-        not left,
+        not any(parts.values()),
         MODEL,
         "meta-tensor",
-        "Cannot copy out of meta tensor; no data! load_weights left on the meta device: " + ", ".join(left),
+        "Cannot copy out of meta tensor; no data! "
+        + "; ".join(f"{text}: {', '.join(names)}" for text, names in parts.items() if names),
         NotImplementedError,
     )
 
 
-def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+def _plain_attributes(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in ("_parameters", "_buffers", "_modules"):
