@@ -73,6 +73,9 @@ EXAMPLES = {
     "WORKER-KILLED": [
         "ERROR [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down"
     ],
+    "SHARED-MEMORY": [
+        "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 240 MiB required, 4 MiB free."
+    ],
     "LOAD-MEMORY": ["Out of memory: Killed process 4711 (VLLM::Worker)", "terminate called: std::bad_alloc"],
     "COMPILE-MEMORY": [
         "[F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient memory.",

@@ -87,7 +87,8 @@ def report(result: "Serving") -> None:
         rows = [(c.name, c.status, c.found, f"{c.seconds:.1f} s") for c in run.checks]
         print_table(("Check", "Result", "Found", "Time"), rows, title=f"{run.title}, on {result.place}")
         numbers = [row for load in run.loads for row in load.rows()]
-        print_table(("Measured", "Value"), numbers, title=f"{run.title}, on {result.place}")
+        if numbers:
+            print_table(("Measured", "Value"), numbers, title=f"{run.title}, on {result.place}")
         if run.failure:
             print(f"{run.title}: {run.failure} (log: {run.log})")
         for known in run.known:
