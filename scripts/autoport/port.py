@@ -11,7 +11,7 @@ import msgspec
 
 from autoport import __version__, preflight
 from autoport.errors import refuse
-from autoport.port_state import Port, StepRecord
+from autoport.port_state import Chosen, Port, StepRecord
 from autoport.resources import checklists_dir
 from autoport.step import Options, Outcome, command_line
 from autoport.units import now
@@ -94,7 +94,7 @@ class StepResult(msgspec.Struct):
 
 
 def run_step(port: Port, name: str, options: Options) -> StepResult:
-    """Run one step and record it in the manifest.
+    """Run one step and record it in the manifest, with the options that it was run with.
 
     Raises:
         Refusal: whatever the step refuses; the manifest keeps what it said before.
@@ -104,6 +104,8 @@ def run_step(port: Port, name: str, options: Options) -> StepResult:
     started = time.monotonic()
     outcome = run(port, options)
     seconds = round(time.monotonic() - started, 2)
+    kept = {option: getattr(options, option) for option in step.options if option in Chosen.__struct_fields__}
+    port.manifest.chosen = msgspec.structs.replace(port.manifest.chosen, **kept)
     port.manifest.steps[name] = StepRecord(
         status=outcome.status,
         fingerprint=fingerprint(port, name, options),

@@ -5,7 +5,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -39,13 +39,37 @@ class FileRecord(msgspec.Struct):
     pending: str = ""
 
 
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """Options of `autoport.step.Options` that a port keeps, so that a later command need not pass them again.
+
+    None where nothing was chosen.
+    """
+
+    probe: bool | None = None
+    incomplete: bool | None = None
+    relax: list[str] | None = None
+    context_length: Count | None = None
+    batch_size: Count | None = None
+    instance: str | None = None
+    lnc: int | None = None
+    tp_sizes: list[Count] | None = None
+
+    def values(self) -> dict[str, Any]:
+        """What was chosen."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
 class Manifest(msgspec.Struct):
     """What is known of a port.
 
     Attributes:
         unregistered: The user left the architecture's row in registry.py to another model.
         incomplete: Sections of model.py that are still to be written by hand.
-        command: What goes on with the last run of `autoport port`, with its options.
+        command: What goes on with the last run of `autoport port`, with its options; empty after a step alone.
+        chosen: What the steps were last run with.
     """
 
     name: str
@@ -54,6 +78,7 @@ class Manifest(msgspec.Struct):
     unregistered: bool = False
     incomplete: list[str] = []
     command: str = ""
+    chosen: Chosen = Chosen()
     steps: dict[str, StepRecord] = {}
     files: dict[str, FileRecord] = {}
 
@@ -98,7 +123,7 @@ class Port:
                     "takes --keep-edited to keep the files that were edited, or --force to overwrite them; or delete "
                     f"{self.state_dir} to forget the old one",
                 )
-            manifest.source, manifest.steps = source, {}
+            manifest.source, manifest.steps, manifest.chosen = source, {}, Chosen()
         manifest.source = manifest.source or source
         return manifest
 

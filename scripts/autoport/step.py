@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from autoport.port_state import Port
+from autoport.port_state import Chosen, Port
 
 Status = Literal["done", "red", "waiting"]
 # Names of the switches in `Options` that a run after a pause needs again.
-FLAGS = ("dry_run", "incomplete", "probe", "force", "keep_edited", "replace_row", "no_register")
+FLAGS = ("dry_run", "force", "keep_edited", "replace_row", "no_register")
 
 
 class Options(msgspec.Struct):
@@ -63,15 +63,22 @@ class Outcome(msgspec.Struct):
 
 def command_line(port: Port, options: Options) -> str:
     """The command that goes on with this port from any folder, with the options that change its result."""
-    default = Options()
     words = ["autoport", "port", port.name, "--workspace", str(port.workspace.root)]
     words += [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name)]
-    words += [word for rule in options.relax for word in ("--relax", rule)]
-    words += [word for size in options.tp_sizes for word in ("--tp", str(size))]
-    if options.context_length is not None:
-        words += ["--context-length", str(options.context_length)]
-    if options.batch_size != default.batch_size:
-        words += ["--batch-size", str(options.batch_size)]
-    if (options.instance, options.lnc) != (default.instance, default.lnc):
-        words += ["--instance", options.instance, "--lnc", str(options.lnc)]
-    return shlex.join(words)
+    return shlex.join([*words, *(word for chosen in chosen_words(options).values() for word in chosen)])
+
+
+def chosen_words(options: Options) -> dict[str, list[str]]:
+    """The words of the command line for each option of `Chosen` that is not the default."""
+    default, words = Options(), {}
+    for name in Chosen.__struct_fields__:
+        value = getattr(options, name)
+        if value != getattr(default, name):
+            words[name] = _words("--tp" if name == "tp_sizes" else f"--{name.replace('_', '-')}", value)
+    return words
+
+
+def _words(option: str, value: Any) -> list[str]:
+    if value is True:
+        return [option]
+    return [word for item in (value if isinstance(value, list) else [value]) for word in (option, str(item))]

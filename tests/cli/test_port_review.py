@@ -4,8 +4,11 @@ import re
 
 import pytest
 import typer
+from autoport.cli import app as cli
+from autoport.cli.chosen import given
 from autoport.cli.port import _ask, command
-from autoport.schema.plan import Section
+from autoport.port_state import Port
+from autoport.schema.plan import Plan, Section
 from autoport.workspace import Workspace
 from checkpoints import small_config, write_checkpoint
 from typer.testing import CliRunner
@@ -56,6 +59,38 @@ def test_the_command_to_go_on_has_the_options_of_this_one(run):
     assert set(given) <= set(words)
     assert "--probe" not in words
     assert "--force" not in words
+
+
+def test_a_confirmed_plan_stays_until_other_options_are_passed(run):
+    def planned():
+        tp = Port(run.workspace, "tiny").read_state("plan.json", Plan, "analyze").tp
+        return tp.batch_size, tp.context_length
+
+    assert run("--review", "--context-length", "256", "--batch-size", "4", with_source=True).exit_code == 3
+    assert run("--confirm").exit_code == 0
+    again = run()
+    assert again.exit_code == 0
+    assert "as before: --context-length 256 --batch-size 4" in again.stderr
+    assert planned() == (4, 256)
+
+    other = run("--context-length", "128")
+    assert other.exit_code == 3
+    assert "context-length 256 -> 128" in other.stderr
+    assert run("--confirm").exit_code == 0
+    assert planned() == (4, 128)
+
+
+def test_a_step_alone_takes_the_options_of_the_port(run):
+    assert run("--review", "--batch-size", "4", "--incomplete", with_source=True).exit_code == 3
+    place = ["--workspace", str(run.workspace.root)]
+    CliRunner().invoke(cli, ["analyze", "tiny", "--no-incomplete", *place])
+    chosen = Port(run.workspace, "tiny").manifest.chosen
+    assert (chosen.batch_size, chosen.incomplete) == (4, False)
+
+
+def test_rules_are_relaxed_no_more():
+    before, after = given(relax=["even-heads"]), given(relax=["none"])
+    assert (before.relax, after.relax, given(relax=[]).relax) == (["even-heads"], [], None)
 
 
 def test_without_a_port_a_source_is_needed(run):

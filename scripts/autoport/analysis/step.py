@@ -207,7 +207,9 @@ def run(port: Port, options: Options) -> Outcome:
         return Outcome("red", no_valid_tp(plan.tp) + _expert_parallel_hint(plan.ep), data=data)
     if options.confirm:
         decisions.confirm(port, digest)
-    elif (options.review or gates) and not decisions.is_confirmed(port, digest):
+    elif not decisions.is_confirmed(port, digest) and (
+        options.review or gates or port.has_state(decisions.CONFIRMED)
+    ):
         because = "; ".join(_gate_text(name, value) for name, value in gates.items())
         text = f"{summary}; waiting for review" + (f" of {because}" if because else "")
         return Outcome("waiting", f"{text} ({port.state_dir / decisions.DECISIONS})", data=data)

@@ -74,16 +74,46 @@ InstanceName = Annotated[
     ),
 ]
 Lnc = Annotated[int, typer.Option("--lnc", help="Physical cores per logical core: 1 or 2.")]
-Probe = Annotated[
-    bool,
+# The options of a port: None where they are not passed, so that the port's own are taken (see `cli.chosen`).
+PortBatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, help="Sequences for the KV cache (default: 1).", show_default=False),
+]
+PortInstance = Annotated[
+    str | None,
     typer.Option(
-        "--probe", help="Confirm what was read by running pieces of transformers' class (needs torch)."
+        "--instance",
+        metavar="TYPE",
+        help="trn2.48xlarge (default), trn2.3xlarge or trn3; set more with ,devices=N,hbm-gb=N,reserve-gb=N.",
+        show_default=False,
+    ),
+]
+PortLnc = Annotated[
+    int | None,
+    typer.Option("--lnc", help="Physical cores per logical core: 1 or 2 (default).", show_default=False),
+]
+PortRelax = Annotated[
+    list[str],
+    typer.Option(
+        "--relax",
+        metavar="RULE",
+        help="Relax a TP rule (even-heads); the price is printed. none: relax no rule any more.",
+    ),
+]
+Probe = Annotated[
+    bool | None,
+    typer.Option(
+        "--probe/--no-probe",
+        help="Confirm what was read by running pieces of transformers' class (needs torch).",
+        show_default=False,
     ),
 ]
 Incomplete = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--incomplete", help="Leave what is out of scope as functions to write by hand, with the evidence."
+        "--incomplete/--no-incomplete",
+        help="Leave what is out of scope as functions to write by hand, with the evidence.",
+        show_default=False,
     ),
 ]
 TpSizes = Annotated[

@@ -8,17 +8,17 @@ import typer
 
 from autoport.cli.arguments import (
     AsJson,
-    BatchSize,
     ContextLength,
     Force,
     Incomplete,
-    InstanceName,
     KeepEdited,
-    Lnc,
     Name,
     NoRegister,
+    PortBatchSize,
+    PortInstance,
+    PortLnc,
+    PortRelax,
     Probe,
-    Relax,
     ReplaceRow,
     TpSizes,
     WorkspacePath,
@@ -55,18 +55,18 @@ def command(
         list[str],
         typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a decision of the analysis."),
     ] = [],
-    relax: Relax = [],
+    relax: PortRelax = [],
     context_length: ContextLength = None,
-    batch_size: BatchSize = 1,
-    instance: InstanceName = "trn2.48xlarge",
-    lnc: Lnc = 2,
+    batch_size: PortBatchSize = None,
+    instance: PortInstance = None,
+    lnc: PortLnc = None,
     tp: TpSizes = [],
     force: Force = False,
     keep_edited: KeepEdited = False,
     replace_row: ReplaceRow = False,
     no_register: NoRegister = False,
-    probe: Probe = False,
-    incomplete: Incomplete = False,
+    probe: Probe = None,
+    incomplete: Incomplete = None,
     as_json: AsJson = False,
 ) -> None:
     """Port a model: research, plan, generate, register, document, review, prove."""
@@ -75,6 +75,7 @@ def command(
     import msgspec
 
     from autoport.analysis import decisions
+    from autoport.cli.chosen import given, settled
     from autoport.cli.output import EXIT_CODES, note, print_json
     from autoport.cli.port_report import report
     from autoport.port import (
@@ -91,23 +92,26 @@ def command(
         dry_run=dry_run,
         review=review,
         confirm=confirm,
-        relax=relax,
         force=force,
         keep_edited=keep_edited,
         replace_row=replace_row,
         no_register=no_register or None,
+    )
+    passed = given(
+        relax=relax,
+        tp_sizes=tp,
         probe=probe,
         incomplete=incomplete,
         context_length=context_length,
         batch_size=batch_size,
         instance=instance,
         lnc=lnc,
-        tp_sizes=tp,
     )
     require_device(options)
     port = Port(_place(workspace, out_of_tree, name), name, source, new_source=force or keep_edited)
     results: list[StepResult] = []
     with port.lock():
+        options = settled(port, passed, options)
         decisions.record(port, decisions.parse_overrides(overrides, f"{decisions.user()} with --set"))
         if confirm:
             decisions.record_file(port)

@@ -18,13 +18,14 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Prove the port on the CPU: a tiny twin on the simulator against the Hugging Face class."""
+    from autoport.cli.chosen import given
     from autoport.cli.steps import run_single
     from autoport.step import Options
 
     if variant:
         prove_variant(name, workspace, variant, tp, as_json)
     else:
-        run_single("prove", name, workspace, Options(tp_sizes=tp), as_json)
+        run_single("prove", name, workspace, Options(), as_json, passed=given(tp_sizes=tp))
 
 
 def prove_variant(name: str, workspace: Path, variant: str, tp: list[int], as_json: bool) -> None:
