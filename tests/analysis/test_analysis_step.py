@@ -191,6 +191,7 @@ def put(path, keys, value):
         (("fields", "made_up"), {"value": 1, "source": ""}, "no such fact - at `$.fields.made_up`"),
         (("architecture", "value"), ["x"], "Expected `str` - at `$.architecture.value`"),
         (("modeling", "findings", 0, "value"), {}, "on norm has no kind - at `$.modeling.findings[0]`"),
+        (("config_file",), "", "Expected `str` of length >= 1 - at `$.config_file`"),
         (("config", "rope_theta"), "high", "not the content of config.json at research - at `$.config`"),
     ],
 )

@@ -1,10 +1,12 @@
 """What is known of a model (`facts.json`, `checkpoint.json` of Step 1): each value carries where it was read."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from autoport.schema.field_types import check_fields, check_finding, check_names
+
+Place = Annotated[str, msgspec.Meta(min_length=1)]  # a file, folder or hub id, for messages too
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -26,7 +28,7 @@ class TensorHeader(msgspec.Struct, frozen=True):
 
     dtype: str
     shape: tuple[int, ...]
-    file: str
+    file: Place
     num_bytes: int
     offset: int = 0
 
@@ -44,7 +46,7 @@ class Checkpoint(msgspec.Struct):
         left_out: Safetensors files beside those of the checkpoint.
     """
 
-    source: str
+    source: Place
     files: list[str]
     tensors: dict[str, TensorHeader]
     total_bytes: int
@@ -113,8 +115,8 @@ class Facts(msgspec.Struct):
             `ValidationError` when it decodes.
     """
 
-    source: str
-    config_file: str
+    source: Place
+    config_file: Place
     config: dict[str, Any]
     architecture: Fact
     model_type: Fact
