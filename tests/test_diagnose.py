@@ -310,6 +310,12 @@ def test_command(workspace: Workspace, tmp_path: Path):
     assert '"id": "ITEM"' in CliRunner().invoke(app, [*arguments, "--json"]).output
 
 
+def test_a_log_of_the_workspace_is_found_from_any_folder(workspace: Workspace):
+    (workspace.root / "rank0.log").write_text(EXAMPLES["ITEM"][0])
+    result = CliRunner().invoke(app, ["diagnose", "rank0.log", "--workspace", str(workspace.root)])
+    assert "ITEM:" in result.output
+
+
 def invoke(*arguments: object, log: str) -> str:
     return CliRunner().invoke(app, ["diagnose", "-", *map(str, arguments)], input=log).output
 

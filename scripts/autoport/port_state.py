@@ -185,7 +185,22 @@ class Port:
             return "foreign"
         return "ours" if sha256(path.read_bytes()) in (record.sha256, record.pending) else "edited"
 
+    def files_by_hand(self) -> list[str]:
+        """Python files of a model that no step wrote, below the workspace."""
+        root = self.workspace.root
+        files = [
+            str(path.relative_to(root)) for path in sorted(self.workspace.model_dir(self.name).glob("*.py"))
+        ]
+        return files if self.manifest.files.keys().isdisjoint(files) else []
+
     def no_such_port(self) -> Refusal:
+        if self.files_by_hand():
+            return refuse(
+                "PORT-NONE",
+                f"{self.name!r} was written by hand, or elsewhere: no step ran here",
+                self.workspace.model_dir(self.name),
+                self.command("review"),
+            )
         there = ", ".join(self.workspace.ports()) or "none"
         return refuse(
             "PORT-NONE",

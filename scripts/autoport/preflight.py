@@ -24,8 +24,7 @@ def check(port: Port, options: Options, step: str) -> None:
 def _foreign_folder(port: Port, options: Options) -> list[Problem]:
     folder = port.workspace.model_dir(port.name)
     relative = str(folder.relative_to(port.workspace.root))
-    ours = any(path.startswith(f"{relative}/") for path in port.manifest.files)
-    if options.force or ours or not any(folder.glob("*.py")):
+    if options.force or not port.files_by_hand():
         return []
     return [
         Problem(
@@ -33,7 +32,8 @@ def _foreign_folder(port: Port, options: Options) -> list[Problem]:
             f"{relative}/ has a model that is not a port of this name ({what_stands(port)})",
             str(folder),
             "use another NAME; --force overwrites its files, and is right only where that model is to go. A model "
-            "written by hand goes on at the step of the first part that it lacks",
+            f"written by hand goes on with: {port.command('review')}; the proof needs 'autoport research' and "
+            "'autoport analyze' first, and so do 'autoport register' and 'autoport document' for Steps 5 and 6",
         )
     ]
 

@@ -1,8 +1,14 @@
 """The end of `autoport port`: what a report of the port is written from."""
 
+import re
+
 import pytest
 from autoport.cli import app
+from autoport.cli.port_report import print_log
+from autoport.port import run_step
 from autoport.port_state import Port
+from autoport.schema.proof import Proof, ProofRun
+from autoport.step import Options
 from autoport.units import size_text
 from autoport.workspace import STATE_FOLDER
 from checkpoints import small_config, write_checkpoint
@@ -68,9 +74,60 @@ def test_the_status_says_how_to_go_on(port, workspace):
 
     assert port("--review", "--batch-size", "2").exit_code == 3
     command = f"autoport port tiny --workspace {workspace.root} --dry-run --batch-size 2"
-    assert f"To go on: {command} --confirm, after the review" in status()
+    assert f"After the review, to go on: {command} --confirm\n" in status()
     assert port("--batch-size", "2").exit_code == 0
-    assert "To go on" not in status()
+    assert "o go on: " not in status()
+
+    (workspace.model_dir("tiny") / "model.py").open("a").write("\n")
+    assert re.search(r"review *│ outdated", status())
+    assert f"To go on: {command}\n" in status()
+
+
+def test_the_status_of_steps_that_ran_alone_says_how_to_go_on(tmp_path, workspace):
+    source = write_checkpoint(tmp_path / "model", small_config(hidden_size=256))
+    place = ["--workspace", str(workspace.root)]
+    for step in (["research", "tiny", str(source)], ["analyze", "tiny", "--batch-size", "2"]):
+        CliRunner().invoke(app, [*step, *place])
+    output = CliRunner().invoke(app, ["status", "tiny", *place]).output
+    assert f"To go on: autoport port tiny --workspace {workspace.root} --dry-run --batch-size 2\n" in output
+
+
+def test_the_status_of_a_model_written_by_hand(workspace):
+    (workspace.model_dir("nova")).mkdir()
+    (workspace.model_dir("nova") / "model.py").write_text("x = 1\n")
+
+    def status():
+        return CliRunner().invoke(app, ["status", "nova", "--workspace", str(workspace.root)])
+
+    [problem] = status().exception.problems
+    assert (problem.rule, problem.next_step) == (
+        "PORT-NONE",
+        f"autoport review nova --workspace {workspace.root}",
+    )
+    nova = Port(workspace, "nova")
+    run_step(nova, "review", Options())
+    output = status().output
+    assert re.search(r"generate *│ by hand", output)
+    assert re.search(r"vllm_neuron/model/nova/model.py *│ by hand", output)
+    assert re.search(r"review *│ red", output)
+    (workspace.model_dir("nova") / "model.py").write_text("x = 2\n")
+    output = status().output
+    assert re.search(r"review *│ outdated", output)
+    assert f"To go on: autoport review nova --workspace {workspace.root}\n" in output
+
+
+def test_the_log_of_a_red_proof_can_be_read_from_any_folder(workspace, capsys):
+    port = Port(workspace, "nova")
+    run = ProofRun(1, "float32", [], [], {}, 1.0, "too far off", ".autoport/nova/proof/rank0.log")
+    port.write_state(
+        "proof.json", Proof(False, "simulator", "LlamaForCausalLM", {}, 0, 1e-3, 1.0, [run], {}, {})
+    )
+    print_log(port)
+    log = workspace.root / run.log
+    assert (
+        capsys.readouterr().out
+        == f"Log of the red run: autoport diagnose {log} --port nova --workspace {workspace.root}\n"
+    )
 
 
 def test_the_status_of_a_port_that_was_only_reviewed_has_no_source(workspace):

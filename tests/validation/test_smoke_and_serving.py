@@ -127,7 +127,7 @@ def test_a_number_without_its_place_is_seen():
 
 def test_a_green_smoke_test(port, backend, capsys):
     result = smoke.smoke(port, backend())
-    report_smoke(result)
+    report_smoke(result, port.workspace.root)
     assert [*without_a_place(results_md(port) + capsys.readouterr().out, result.place)] == []
     assert result.passed, result.checks
     assert {check.status for check in result.checks} == {"pass"}
@@ -407,7 +407,7 @@ def test_a_url(port, capsys):
         with pytest.raises(Refusal, match=r"SERVE-URL.*'other'"):
             serving.check_url(server.url, "other")
     serving.write(port, result)
-    report_serving(result)
+    report_serving(result, port.workspace.root)
     printed, text = capsys.readouterr().out, results_md(port)
     assert "tokens/s" in printed
     assert "tokens/s" in text

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 def command(
     log: Annotated[
-        str, typer.Argument(metavar="LOG", help="A log file, or - for stdin.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="LOG",
+            help="A log file (also relative to --workspace), or - for stdin.",
+            show_default=False,
+        ),
     ],
     port: Annotated[
         str,
@@ -34,7 +39,7 @@ def command(
     from autoport.diagnose import add_places, diagnose, load_catalogue
     from autoport.errors import ExitCode
 
-    with working(f"Reading {log} ..."), _open(log) as file:
+    with working(f"Reading {log} ..."), _open(log, workspace) as file:
         diagnosis = diagnose(file, load_catalogue())
     subject = _named_port(workspace, port) if port else _likely_port(workspace, diagnosis)
     if subject is not None:
@@ -71,8 +76,8 @@ def _likely_port(folder: Path, diagnosis: "Diagnosis") -> "Port | None":
         return None
 
 
-def _open(log: str) -> contextlib.AbstractContextManager[BinaryIO]:
-    """The log as bytes.
+def _open(log: str, workspace: Path) -> contextlib.AbstractContextManager[BinaryIO]:
+    """The log as bytes; a path that is none here is one below the workspace.
 
     Raises:
         Refusal: DIAG-LOG.
@@ -82,7 +87,7 @@ def _open(log: str) -> contextlib.AbstractContextManager[BinaryIO]:
     if log == "-":
         return contextlib.nullcontext(sys.stdin.buffer)
     try:
-        return open(log, "rb")
+        return open(log if Path(log).exists() else workspace.expanduser() / log, "rb")
     except OSError as error:
         raise refuse(
             "DIAG-LOG", f"cannot be read: {error.strerror}", log, "pass a log file, or - for stdin"

@@ -34,9 +34,19 @@ def report(port: Port, results: Sequence[StepResult], options: Options) -> None:
         if proof.real_size is not None:
             title = f"At real size, TP {proof.real_size.tp_size} (shapes on the simulator, no weights):"
             _print_list(title, real_size_notes(proof) or ["no rule broken, no slow path"])
+        print_log(port)
     report_findings(port, results)
     if results[-1].status in ("done", "kept") and options.dry_run:
         print(f"Next: {next_command(port)}")
+
+
+def print_log(port: Port) -> None:
+    """Print the command that reads the log of a red proof, from any folder."""
+    proof = port.read_state("proof.json", Proof, "prove")
+    logs = [str(port.workspace.root / run.log) for run in proof.runs if run.failure]
+    if logs:
+        place = ["--port", port.name, "--workspace", str(port.workspace.root)]
+        print(f"Log of the red run: {shlex.join(['autoport', 'diagnose', logs[0], *place])}")
 
 
 def kept_files(port: Port, results: Sequence[StepResult]) -> list[str]:

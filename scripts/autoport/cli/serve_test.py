@@ -71,11 +71,11 @@ def command(
     if as_json:
         print_json(result)
     else:
-        report(result)
+        report(result, port.workspace.root)
     raise typer.Exit(ExitCode.DONE if result.passed else ExitCode.RED)
 
 
-def report(result: "Serving") -> None:
+def report(result: "Serving", root: Path) -> None:
     """Print the verdict for a person."""
     from autoport.cli.output import print_table
 
@@ -90,7 +90,7 @@ def report(result: "Serving") -> None:
         if numbers:
             print_table(("Measured", "Value"), numbers, title=f"{run.title}, on {result.place}")
         if run.failure:
-            print(f"{run.title}: {run.failure} (log: {run.log})")
+            print(f"{run.title}: {run.failure} (log: {root / run.log})")
         for known in run.known:
             print(f"{known.id}\n  log:   {known.line}\n  cause: {known.cause}\n  fix:   {known.fix}")
     if result.skipped:

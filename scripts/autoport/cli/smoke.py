@@ -44,11 +44,11 @@ def command(
     if as_json:
         print_json(result)
     else:
-        report(result)
+        report(result, port.workspace.root)
     raise typer.Exit(ExitCode.DONE if result.passed else ExitCode.RED)
 
 
-def report(result: "Smoke") -> None:
+def report(result: "Smoke", root: Path) -> None:
     """Print the verdict for a person."""
     from autoport.cli.output import print_table
 
@@ -59,7 +59,7 @@ def report(result: "Smoke") -> None:
         print(f"  {generation.prompt!r} -> {generation.text[:100]!r}")
     for known in result.known:
         print(f"{known.id}\n  log:   {known.line}\n  cause: {known.cause}\n  fix:   {known.fix}")
-    verdict = "green" if result.passed else f"RED (log: {result.log})"
+    verdict = "green" if result.passed else f"RED (log: {root / result.log})"
     print(f"Smoke test: {verdict}, measured on {result.place}")
     if result.on != "trn2":
         print(f"On a trn2 instance, from the workspace: {result.on_device}")

@@ -8,19 +8,26 @@ from autoport.cli.arguments import AsJson, Name, WorkspacePath
 if TYPE_CHECKING:
     from autoport.port_state import Port
 
+# Steps of a model that was written by hand, in the order in which they help.
+BY_HAND = ("review", "research", "analyze", "prove")
+
 
 def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """Show which steps of a port are done, and which of its files were edited since."""
     from autoport.cli.output import print_json, print_table
     from autoport.port import STEPS
     from autoport.port_state import Port
+    from autoport.preflight import what_stands
     from autoport.workspace import Workspace
 
     port = Port(Workspace.find(workspace, writable=False), name)
     if not port.exists:
         raise port.no_such_port()
     note_lost_row(port)
+    note_outdated(port)
     files = {path: port.file_status(path) for path in sorted(port.manifest.files)}
+    by_hand = port.files_by_hand()
+    files = files or dict.fromkeys(by_hand, "by hand")
     served = serving_rows(port)
     if as_json:
         tests = {command: {"status": status, "found": found} for _, command, status, found in served}
@@ -32,29 +39,59 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
                 "steps": port.manifest.steps,
                 "tests": tests,
                 "files": files,
-                "command": port.manifest.command,
+                "command": going_on(port),
             }
         )
         return
     rows = []
     for step, definition in STEPS.items():
         record = port.manifest.steps.get(step)
-        rows.append(
-            (
-                definition.number,
-                step,
-                record.status if record else "not run",
-                record.summary if record else "",
-            )
-        )
+        row = (record.status, record.summary) if record else ("not run", "")
+        if by_hand and step == "generate":
+            row = ("by hand", what_stands(port))
+        rows.append((definition.number, step, *row))
     origin = f" from {port.source}" if port.source else " without a SOURCE"
     title = f"{name}{origin}, in {port.workspace.root}"
     print_table(("Step", "Command", "Status", "Result"), rows + served, title=title)
     print_table(("File", "State"), list(files.items()))
-    records = port.manifest.steps
-    if port.manifest.command and any(step not in records or records[step].status != "done" for step in STEPS):
-        waiting = any(record.status == "waiting" for record in records.values())
-        print(f"To go on: {port.manifest.command}{' --confirm, after the review' if waiting else ''}")
+    to_do = going_on(port)
+    if to_do:
+        waiting = any(record.status == "waiting" for record in port.manifest.steps.values())
+        print(f"After the review, to go on: {to_do} --confirm" if waiting else f"To go on: {to_do}")
+
+
+def going_on(port: "Port") -> str:
+    """The command that goes on with a port, but for ``--confirm``; empty where every step is done, or for a draft."""
+    from autoport.doctor import devices
+    from autoport.port import STEPS
+    from autoport.step import Options, command_line
+
+    to_do = [step for step in STEPS if not _is_done(port, step)]
+    if not to_do or port.has_state("draft.json"):
+        return ""
+    if port.files_by_hand():
+        return next((port.command(step) for step in BY_HAND if step in to_do), "")
+    if not port.source:
+        return port.command("research")
+    options = Options(dry_run=not devices(), **port.manifest.chosen.values())
+    return port.manifest.command or command_line(port, options)
+
+
+def _is_done(port: "Port", step: str) -> bool:
+    return step in port.manifest.steps and port.manifest.steps[step].status == "done"
+
+
+def note_outdated(port: "Port") -> None:
+    """Mark each step whose inputs changed since it ran; of registering, `note_lost_row` knows more."""
+    from autoport.port import STEPS, fingerprint
+    from autoport.step import Options
+
+    options = Options(**port.manifest.chosen.values())
+    for step, record in port.manifest.steps.items():
+        if step not in STEPS or step == "register" or record.status not in ("done", "red"):
+            continue
+        if record.fingerprint != fingerprint(port, step, options):
+            record.status, record.summary = "outdated", "what it read has changed since"
 
 
 def serving_rows(port: "Port") -> list[tuple[str, str, str, str]]:
