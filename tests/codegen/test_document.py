@@ -176,6 +176,18 @@ def test_model_len(wanted: int, longest: int, tp_size: int, expected: int) -> No
     assert model_len(wanted, longest, tp_size) == expected
 
 
+@pytest.mark.parametrize(("planned", "shown"), [(512, 512), (4096, 1024)])
+def test_the_plan_is_named_and_the_example_stays_within_it(port: Port, planned: int, shown: int) -> None:
+    yi = plan(YI)
+    yi.tp.context_length, yi.tp.batch_size = planned, 2
+    port.write_state("plan.json", yi)
+    run(port, Options())
+    assert defaults(text(port, RUN))["--max-model-len"] == shown
+    words = f"2 x {planned} tokens of KV cache"
+    assert table(text(port, README))["Memory planned for"][0].startswith(words)
+    assert words in table(text(port, RESULTS))["Max model length"][0]
+
+
 def test_tied_models_say_so(port: Port, tmp_path: Path) -> None:
     port.write_state("plan.json", plan(msgspec.structs.replace(LLAMA3)))
     run(port, Options())

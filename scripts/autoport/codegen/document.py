@@ -24,6 +24,7 @@ from autoport.schema.plan import Plan
 from autoport.step import Options, Outcome
 
 EXAMPLE_MODEL_LEN = 1024  # tokens; enough for the example's prompts
+EXAMPLE_SEQS = 4  # one for each of the example's prompts
 LOGIT_TEST_MODEL_LEN = 256  # tokens; the length of the plugin's own logit tests
 KERNEL_MULTIPLE = 128  # the decode kernel takes contexts that are a multiple of this
 
@@ -122,7 +123,9 @@ def _context(port: Port, plan: Plan) -> dict[str, object]:
         "is_folder": is_folder(plan.source),
         "hf_name": plan.architecture.hf_name,
         "tp_size": tp_size,
-        "max_model_len": model_len(EXAMPLE_MODEL_LEN, longest, tp_size),
+        "max_model_len": model_len(min(EXAMPLE_MODEL_LEN, plan.tp.context_length), longest, tp_size),
+        "max_num_seqs": EXAMPLE_SEQS,
+        "planned": f"{plan.tp.batch_size} x {plan.tp.context_length} tokens of KV cache",
         "run_script": port.workspace.run_script(port.name),
         "logit_test": port.workspace.logit_test(port.name),
         "distribution": distribution(port.workspace),
