@@ -1,6 +1,7 @@
 """One model's port: its files in the workspace, and what is known of it in `.autoport/<name>/`."""
 
 import contextlib
+import os
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ class Port:
         self.name = check_model_name(name)
         workspace.check_port(name)
         self.state_dir = workspace.root / STATE_FOLDER / name
-        is_folder = bool(source) and Path(source).is_dir()
+        is_folder = os.path.isdir(source)
         self.manifest = self._load_manifest(str(Path(source).resolve()) if is_folder else source, new_source)
 
     @property

@@ -242,7 +242,19 @@ def test_a_hub_that_does_not_answer(monkeypatch, tmp_path):
     assert "127.0.0.1:9" in caught.value.problems[0].where
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "nothing", "nothing.json", "../a/b", "a/b/c", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/no/such/folder",
+        "nothing",
+        "nothing.json",
+        "../a/b",
+        "a/b/c",
+        "",
+        "x" * 300,
+        "~nobody-of-this-name/a",
+    ],
+)
 def test_what_is_neither_a_folder_nor_a_hub_id(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Refusal, match="SRC-MISSING"):

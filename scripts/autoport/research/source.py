@@ -207,8 +207,8 @@ def open_model(source: str) -> Source:
     Raises:
         Refusal: SRC-FILE for a file; what `open_source` refuses.
     """
-    path = Path(source).expanduser()
-    if path.is_file():
+    path = _path(source)
+    if os.path.isfile(path):
         raise refuse(
             "SRC-FILE",
             f"{source} is one file of a model",
@@ -225,10 +225,10 @@ def open_source(source: str) -> Source:
         Refusal: SRC-MISSING when there is no such folder and it is no hub id (or the hub has no such model),
             SRC-HUB when the hub does not answer.
     """
-    path = Path(source).expanduser()
-    if source and path.is_dir():
+    path = _path(source)
+    if source and os.path.isdir(path):
         return LocalSource(source, path)
-    if path.is_file():
+    if os.path.isfile(path):
         return LocalSource(source, path.parent, only=path.name)
     if HUB_ID.fullmatch(source):
         return HubSource(source)
@@ -238,3 +238,8 @@ def open_source(source: str) -> Source:
         path,
         "pass a checkpoint folder or a hub id (owner/model)",
     )
+
+
+def _path(source: str) -> Path:
+    """The path that a source is; `os.path` takes any text, `Path` raises on a name too long and an unknown user."""
+    return Path(os.path.expanduser(source))

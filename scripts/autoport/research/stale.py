@@ -1,5 +1,6 @@
 """Whether config.json is still the one that Step 1 read."""
 
+import os
 from pathlib import Path
 
 from autoport.errors import Refusal
@@ -29,7 +30,7 @@ def what_changed(source: str, facts: Facts) -> str:
         return "" if same else "config.json changed on the hub since research"
     if not facts.config_digest or not Path(source).is_absolute():
         return ""
-    if not Path(facts.config_file).is_file():
+    if not os.path.isfile(facts.config_file):
         return "config.json is gone since research"
     same = config_digest(load_config(open_source(source))) == facts.config_digest
     return "" if same else "config.json changed since research"
