@@ -39,14 +39,14 @@ def test_slow_paths_of_the_real_sizes_are_recorded(proven, found):
     assert not any("KV head" in record.message for record in one_kv_head.hardware)
     assert any("one KV head" in record.message for record in two_kv_heads.hardware)
     proof = msgspec.structs.replace(proven(PORT).proof, real_size=two_kv_heads)
-    assert "at real size (TP 2, 4096 tokens, shapes only): " in step.summarise(proof)
+    assert "at the config's own sizes (TP 2, 4096 tokens, shapes only): " in step.summarise(proof)
 
 
 def test_a_rule_that_only_the_real_sizes_break_is_red(proven, found):
     broken = found(4, hidden_size=33 * 128, head_dim=128)
     assert "device rule attention_decode/hidden-256" in broken.failure
     proof = msgspec.structs.replace(proven(PORT).proof, real_size=broken, passed=False)
-    assert step.summarise(proof).startswith("red at real size (TP 4, ")
+    assert step.summarise(proof).startswith("red at the config's own sizes (TP 4, ")
 
 
 def test_an_error_at_real_size_names_the_forward_and_the_line(found):

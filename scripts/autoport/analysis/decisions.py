@@ -216,7 +216,7 @@ def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any], command: s
             "rests_on": plan.tp.assumptions,
             "context_length": plan.tp.context_length,
             "batch_size": plan.tp.batch_size,
-            "bytes_per_rank": {
+            "weight_and_kv_bytes_per_rank": {
                 c.tp_size: c.weight_bytes_per_rank + c.kv_bytes_per_rank
                 for c in plan.tp.candidates
                 if c.valid

@@ -26,9 +26,11 @@ def note(text: str) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
     """Print a table to stdout; plain text when it is not a terminal."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*columns, title=title or None, title_justify="left", highlight=False)
+    # Folded, as rich cuts a word that is longer than its column, such as a path.
+    folding = (Column(name, overflow="fold") for name in columns)
+    table = Table(*folding, title=title or None, title_justify="left", highlight=False)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     width = None if sys.stdout.isatty() else 140

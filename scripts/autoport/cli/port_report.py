@@ -32,7 +32,8 @@ def report(port: Port, results: Sequence[StepResult], options: Options) -> None:
         _print_list("TP sizes that the twin did not run:", left_out)
         _print_list("Slow paths of the twin on the simulator:", slow_notes(proof))
         if proof.real_size is not None:
-            title = f"At real size, TP {proof.real_size.tp_size} (shapes on the simulator, no weights):"
+            size = proof.real_size.tp_size
+            title = f"At the config's own sizes, TP {size} (shapes on the simulator, no weights):"
             _print_list(title, real_size_notes(proof) or ["no rule broken, no slow path"])
         print_log(port)
     report_findings(port, results)

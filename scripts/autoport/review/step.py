@@ -175,7 +175,7 @@ def summarize(review: Review) -> str:
     if errors:
         parts.append(f"{len(errors)} failed ({', '.join(errors)})")
     if warnings:
-        parts.append(f"{len(warnings)} warnings ({', '.join(warnings)})")
+        parts.append(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''} ({', '.join(warnings)})")
     for status, text in (("judge", "to judge"), ("not checked", "not checked")):
         if review.counts.get(status):
             parts.append(f"{review.counts[status]} {text}")

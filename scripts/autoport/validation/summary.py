@@ -6,8 +6,9 @@ from autoport.codegen.features import FeatureResult
 from autoport.schema.proof import Proof, ProofRun, RealSize, SectionError
 from autoport.validation.scenario import SAMPLING
 
+INTERVAL = "90 % interval"  # between the quantiles of `Ratio`
 UNCERTAIN = (
-    "the band reaches the limit {limit} (R is below it and float32 is equal, so at most a rounding differs; the "
+    "the interval reaches the limit {limit} (R is below it and float32 is equal, so at most a rounding differs; the "
     "logit test on the device decides)"
 )
 
@@ -73,7 +74,7 @@ def real_size_notes(proof: Proof) -> list[str]:
 
 
 def _at_real_size(found: RealSize) -> str:
-    return f"at real size (TP {found.tp_size}, {found.context_length} tokens, shapes only)"
+    return f"at the config's own sizes (TP {found.tp_size}, {found.context_length} tokens, shapes only)"
 
 
 def summarise(proof: Proof) -> str:
@@ -97,8 +98,9 @@ def summarise(proof: Proof) -> str:
     uncertain = any((ratio.high or 0.0) >= proof.r_ratio_limit for ratio in ratios)
     slow = len(slow_notes(proof))
     return (
-        f"equals {proof.reference} on the simulator at TP {sizes}: error {error:.1e} and the same tokens in float32; "
-        f"bfloat16 R {worst.value:.2f} [{worst.low:.2f}, {worst.high:.2f}], where some tokens may differ"
+        f"equals {proof.reference} on the simulator at TP {sizes}: error {error:.1e} (limit "
+        f"{proof.max_relative_error_limit:.0e}) and the same tokens in float32; bfloat16 R {worst.value:.2f} "
+        f"({INTERVAL} {worst.low:.2f} to {worst.high:.2f}, limit {proof.r_ratio_limit}), where some tokens may differ"
         + (f", not certain: {UNCERTAIN.format(limit=proof.r_ratio_limit)}" if uncertain else "")
         + "".join(f"; not at TP {size} ({reason})" for size, reason in proof.not_run.items())
         + (f"; {_notes(slow)}" if slow else "")
