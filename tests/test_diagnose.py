@@ -345,6 +345,14 @@ def test_a_log_of_other_files_is_questioned_first(workspace: Workspace):
     assert asked('yi/rope.py", line 12')
 
 
+def test_only_a_very_long_line_of_the_log_is_cut():
+    for length, end in ((400, "x"), (4000, "x ...")):
+        line = next(
+            line for line in invoke(log=EXAMPLES["ITEM"][0] + "x" * length).splitlines() if "log: " in line
+        )
+        assert line.endswith(end)
+
+
 def test_what_torch_says_of_a_moved_module_is_told_from_other_meta_tensors():
     module = torch.nn.Module()
     module.register_buffer("inv_freq", torch.zeros(2, device="meta"))

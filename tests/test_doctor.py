@@ -92,6 +92,10 @@ def test_a_package_out_of_tree_is_examined_with_its_plugin(workspace: Workspace,
     found = by_name(examine(package.root, dry_run=True))
     assert found["workspace"].found.endswith(f", for vllm_neuron in {workspace.root}")
     assert found["API"] == by_name(examine(workspace.root, dry_run=True))["API"]
+    alone = PackageWorkspace.open(tmp_path / "alone", "yi", None)
+    api = by_name(examine(alone.root, dry_run=True))["API"].found
+    assert api.startswith("the bundled simulator, in the plugin's place: ")
+    assert "registered architectures of its own models" in api
 
 
 def test_command_on_a_sound_machine(workspace: Workspace):

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from autoport.errors import Refusal
+from autoport.resources import simulator_dir
 
 # What generated models call. A workspace without one of them is older than the generator.
 NEEDED_OPERATORS = (
@@ -32,6 +33,7 @@ class ApiGeneration(msgspec.Struct):
     Attributes:
         version: Of the plugin's pyproject.toml, empty when there is none.
         simulator: Whether it is the CPU simulator.
+        bundled: Whether it is that of this bundle itself, which stands for the plugin of a package out of tree.
         operators: Names that `functional` exports.
         models: Folders of `model/` with an implementation, registered or not.
         rows: Architectures in the registry; None when it cannot be read.
@@ -41,6 +43,7 @@ class ApiGeneration(msgspec.Struct):
 
     version: str
     simulator: bool
+    bundled: bool
     operators: list[str]
     models: list[str]
     rows: list[str] | None
@@ -49,11 +52,15 @@ class ApiGeneration(msgspec.Struct):
 
     def __str__(self) -> str:
         kind = f"plugin {self.version}".strip()
-        if self.simulator:
+        if self.bundled:
+            kind = "the bundled simulator, in the plugin's place"
+        elif self.simulator:
             kind = "simulator (a practice workspace, not the plugin's checkout)"
         text = f"{kind}: {len(self.operators)} operators, {len(self.models)} models"
         if self.rows is not None:
-            text += f", {len(self.rows)} registered architectures"
+            text += (
+                f", {len(self.rows)} registered architectures{' of its own models' if self.bundled else ''}"
+            )
         if self.missing:
             text += f"; older than the generator, lacks {', '.join(self.missing)}"
         if self.extensions:
@@ -82,6 +89,7 @@ def read_api(root: Path, package: str) -> ApiGeneration:
     return ApiGeneration(
         version=_version(root),
         simulator=_is_simulator(folder / "__init__.py"),
+        bundled=root == simulator_dir(),
         operators=operators,
         models=sorted(
             {path.parent.name for path in (folder / "model").glob("*/*.py") if path.name != "__init__.py"}

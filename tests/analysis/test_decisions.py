@@ -72,8 +72,11 @@ def test_a_confirmation_is_for_the_context_that_was_shown(port):
     assert run(port, Options(confirm=True)).status == "done"
     assert run(port, Options(context_length=128)).status == "waiting"
     text = (port.state_dir / "decisions.yaml").read_text()
-    assert f"autoport port small --workspace {port.workspace.root} --context-length 128 --confirm" in text
+    command = f"autoport port small --workspace {port.workspace.root} --context-length 128 --confirm"
+    assert f"{command} (without a Neuron device: with --dry-run)\n" in text
     assert yaml.safe_load(text)["parallel"]["context_length"] == 128
+    run(port, Options(dry_run=True, review=True))
+    assert " --dry-run --confirm\n" in (port.state_dir / "decisions.yaml").read_text()
 
 
 def test_keys_that_nothing_took_and_remote_code_pause_without_review(port):

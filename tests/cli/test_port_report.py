@@ -57,6 +57,23 @@ def test_a_resumed_run_lists_the_files_that_it_kept(port):
     assert "Files written:" not in again
 
 
+def test_the_registry_is_listed_while_it_has_the_ports_row(port, workspace):
+    def status():
+        return CliRunner().invoke(app, ["status", "tiny", "--workspace", str(workspace.root)]).output
+
+    registry = str(workspace.registry_path.relative_to(workspace.root))
+    assert port("--review").exit_code == 3
+    assert registry not in status()
+    assert registry in after(port("--confirm").output, "Files written:")
+    assert registry in after(port("--review", "--batch-size", "2").output, "Files kept:")
+    assert re.search(f"{registry} .* has the row", status())
+    workspace.registry_path.write_text(
+        workspace.registry_path.read_text().replace("LlamaForCausalLM", "Other")
+    )
+    assert registry not in after(port("--review", "--batch-size", "4").output, "Files kept:")
+    assert "has the row" not in status()
+
+
 def test_a_port_without_its_row_names_the_command_for_it(port):
     output = port("--no-register").output
     assert "then autoport register tiny --replace-row --workspace" in output

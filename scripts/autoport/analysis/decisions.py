@@ -230,10 +230,11 @@ def write_decisions(port: Port, plan: Plan, gates: Mapping[str, Any], command: s
         "may_be_overridden": [*FIELDS, TP_SIZE, REFERENCE],
         "overrides": {item.field: item.value for item in plan.overrides},
     }
+    without_device = "" if "--dry-run" in command.split() else " (without a Neuron device: with --dry-run)"
     text = (
         f"# Decisions of Step 2. To override one, write `section.field: value` under the key `overrides`, or pass\n"
         f"# --set section.field=value; then run\n"
-        f"#   {command} --confirm\n"
+        f"#   {command} --confirm{without_device}\n"
     ) + yaml.safe_dump(msgspec.to_builtins(document), sort_keys=False, allow_unicode=True, width=110)
     write_atomic(port.state_dir / DECISIONS, text.encode())
     return digest

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from autoport.diagnose import Diagnosis, Match
     from autoport.port_state import Port
 
+QUOTED = 500  # characters of a log's line
+
 
 def command(
     log: Annotated[
@@ -101,7 +103,10 @@ def describe(diagnosis: "Diagnosis", port: "Port | None", log: str, workspace: P
     for match in diagnosis.matches:
         failure = match.failure
         often = f", {match.count} lines" if match.count > 1 else ""
-        lines += [f"{failure.id}: {failure.title} (line {match.line}{often})", f"  log:   {match.text[:200]}"]
+        lines += [
+            f"{failure.id}: {failure.title} (line {match.line}{often})",
+            f"  log:   {_quoted(match.text)}",
+        ]
         lines += [f"  cause: {failure.cause}", f"  fix:   {failure.fix}"]
         if match.frame:
             lines.append(f"  trace: {match.frame}")
@@ -115,6 +120,11 @@ def describe(diagnosis: "Diagnosis", port: "Port | None", log: str, workspace: P
             f"{known} in {diagnosis.lines} lines. {diagnosis.because}: go on at {diagnosis.go_on_at}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _quoted(line: str) -> str:
+    """A line of the log; a very long one is cut, and ends with ``...``."""
+    return line if len(line) <= QUOTED else f"{line[:QUOTED]} ..."
 
 
 def _of_other_files(diagnosis: "Diagnosis", port: "Port | None") -> list[str]:

@@ -51,13 +51,11 @@ def print_log(port: Port) -> None:
 
 
 def kept_files(port: Port, results: Sequence[StepResult]) -> list[str]:
-    """The port's files in the workspace that stayed as they were."""
+    """The port's files in the workspace that stayed as they were, and the registry where it has its row."""
+    from autoport.codegen.register import file_with_row
+
     written = {file for result in results for file in result.files}
-    registered = any(result.step == "register" and result.status == "kept" for result in results)
-    files = set(port.manifest.files)
-    if registered and not port.manifest.unregistered:
-        files.add(str(port.workspace.registration_path.relative_to(port.workspace.root)))
-    return sorted(files - written)
+    return sorted(({*port.manifest.files, file_with_row(port)} - {""}) - written)
 
 
 def recommended(plan: TpPlan) -> Iterator[str]:

@@ -15,6 +15,7 @@ BY_HAND = ("review", "research", "analyze", "prove")
 def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = False) -> None:
     """Show which steps of a port are done, and which of its files were edited since."""
     from autoport.cli.output import print_json, print_table
+    from autoport.codegen.register import file_with_row
     from autoport.port import STEPS
     from autoport.port_state import Port
     from autoport.preflight import what_stands
@@ -28,6 +29,7 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
     files = {path: port.file_status(path) for path in sorted(port.manifest.files)}
     by_hand = port.files_by_hand()
     files = files or dict.fromkeys(by_hand, "by hand")
+    registry = file_with_row(port)
     served = serving_rows(port)
     if as_json:
         tests = {command: {"status": status, "found": found} for _, command, status, found in served}
@@ -53,7 +55,8 @@ def command(name: Name, workspace: WorkspacePath = Path(), as_json: AsJson = Fal
     origin = f" from {port.source}" if port.source else " without a SOURCE"
     title = f"{name}{origin}, in {port.workspace.root}"
     print_table(("Step", "Command", "Status", "Result"), rows + served, title=title)
-    print_table(("File", "State"), list(files.items()))
+    with_row = [(registry, "has the row")] if registry not in ("", *files) else []
+    print_table(("File", "State"), [*files.items(), *with_row])
     to_do = going_on(port)
     if to_do:
         waiting = any(record.status == "waiting" for record in port.manifest.steps.values())

@@ -16,7 +16,7 @@ from autoport.codegen.features import (
     tp_sizes,
 )
 from autoport.codegen.gaps import unwritten
-from autoport.codegen.out_of_tree import distribution
+from autoport.codegen.out_of_tree import against_simulator, distribution
 from autoport.codegen.render import render, render_python
 from autoport.codegen.results import Measured, current_sections, keep_section
 from autoport.port_state import Port
@@ -55,6 +55,7 @@ def readme(port: Port, plan: Plan) -> dict[str, str]:
         "arch": plan.architecture,
         "rope": _rope_text(plan),
         "reference": plan.reference_model,
+        "against_simulator": against_simulator(port.workspace),
         "differences": [section for section in plan.sections if section.change not in ("", "none")],
         "overrides": plan.overrides,
         "gaps": plan.gaps,

