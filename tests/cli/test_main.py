@@ -30,6 +30,11 @@ def test_a_full_disk_is_refused_where_it_is_met(monkeypatch, capsys):
     assert "OS-WRITE: cannot write: No space left on device (/ws/proof/log)" in capsys.readouterr().err
 
 
+def test_a_path_that_the_machine_cannot_use_is_refused(monkeypatch, capsys):
+    assert ended(monkeypatch, OSError(errno.ENAMETOOLONG, "File name too long", "/ws/x")) == 2
+    assert "OS-PATH: no usable path: File name too long (/ws/x)" in capsys.readouterr().err
+
+
 def test_other_errors_keep_their_traceback(monkeypatch):
     with pytest.raises(FileNotFoundError):
         ended(monkeypatch, FileNotFoundError(errno.ENOENT, "No such file or directory", "/nowhere"))

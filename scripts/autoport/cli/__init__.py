@@ -101,6 +101,7 @@ INTERRUPTED_TEXT = "interrupted; run the same command again to go on"
 READER_GONE = 128 + signal.SIGPIPE
 # Errors of the machine, wherever they come up; others are faults of the program and keep their traceback.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+UNUSABLE_PATH = {errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def main() -> None:
@@ -126,17 +127,23 @@ def main() -> None:
     except BrokenPipeError:
         code = _reader_gone()
     except OSError as error:
-        if error.errno not in CANNOT_WRITE:
+        refusal = _of_the_machine(error)
+        if refusal is None:
             raise
-        code = _refused(
-            refuse(
-                "OS-WRITE",
-                f"cannot write: {error.strerror}",
-                error.filename or "stdout",
-                "free space or change the permissions, then run the same command again",
-            )
-        )
+        code = _refused(refusal)
     raise SystemExit(code) from None
+
+
+def _of_the_machine(error: OSError) -> Refusal | None:
+    """The refusal for an error that is no fault of the program."""
+    if error.errno in UNUSABLE_PATH:
+        return refuse(
+            "OS-PATH", f"no usable path: {error.strerror}", error.filename, "correct the path in the command"
+        )
+    if error.errno in CANNOT_WRITE:
+        step = "free space or change the permissions, then run the same command again"
+        return refuse("OS-WRITE", f"cannot write: {error.strerror}", error.filename or "stdout", step)
+    return None
 
 
 def _end_imports_on_interrupt() -> None:
