@@ -55,7 +55,8 @@ class PackageWorkspace(Workspace):
 
         Args:
             plugin: The plugin's checkout, or the folder that it is installed in; None for the current folder where
-                that is one, else for the bundled simulator. A package that is planned keeps its own.
+                that is one, else for the bundled simulator. A package that was begun keeps the one that it was begun
+                with, until another is named before it is planned.
 
         Raises:
             Refusal: OOT-FILE when the path is or goes through a file, WS-MISSING when `plugin` has no plugin,
@@ -84,9 +85,11 @@ class PackageWorkspace(Workspace):
             workspace = cls.load(root)
             if workspace.is_begun:
                 workspace.check_port(name)
-            if workspace.is_planned and not (workspace.lost_plugin and plugin):
-                workspace.check_plugin(plugin)
-                return workspace
+                if plugin is None:
+                    return workspace
+                if workspace.is_planned and not workspace.lost_plugin:
+                    workspace.check_plugin(plugin)
+                    return workspace
         if plugin is None and plugin_package(Path.cwd()):
             plugin = Path.cwd()
         plugin_root = simulator_dir() if plugin is None else plugin.expanduser().resolve()
@@ -107,7 +110,7 @@ class PackageWorkspace(Workspace):
     @property
     def is_begun(self) -> bool:
         """Whether a step has run; one that refused leaves nothing but the record."""
-        return self.is_written or (self.root / STATE_FOLDER / self.name / "port.json").exists()
+        return self.is_planned or (self.root / STATE_FOLDER / self.name / "port.json").exists()
 
     @property
     def is_planned(self) -> bool:
@@ -119,13 +122,13 @@ class PackageWorkspace(Workspace):
         """Whether the package's code is there."""
         return (self.root / self.module).exists()
 
-    def check_plugin(self, plugin: Path | None) -> None:
-        """Check that the package was made for this plugin, where one is named.
+    def check_plugin(self, plugin: Path) -> None:
+        """Check that the package was made for this plugin.
 
         Raises:
             Refusal: OOT-PLUGIN.
         """
-        if plugin is not None and plugin.expanduser().resolve() != self.plugin_root:
+        if plugin.expanduser().resolve() != self.plugin_root:
             raise refuse(
                 "OOT-PLUGIN",
                 f"the package was made for the plugin in {self.plugin_root}, not for that in {plugin}",

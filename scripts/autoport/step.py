@@ -64,7 +64,7 @@ class Outcome(msgspec.Struct):
 def command_line(port: Port, options: Options) -> str:
     """The command that goes on with this port from any folder, with the options that change its result."""
     words = ["autoport", "port", port.name, "--workspace", str(port.workspace.root)]
-    words += [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name)]
+    words += [f"--{spelled(name)}" for name in FLAGS if getattr(options, name)]
     return shlex.join([*words, *(word for chosen in chosen_words(options).values() for word in chosen)])
 
 
@@ -74,8 +74,13 @@ def chosen_words(options: Options) -> dict[str, list[str]]:
     for name in Chosen.__struct_fields__:
         value = getattr(options, name)
         if value != getattr(default, name):
-            words[name] = _words("--tp" if name == "tp_sizes" else f"--{name.replace('_', '-')}", value)
+            words[name] = _words(f"--{spelled(name)}", value)
     return words
+
+
+def spelled(name: str) -> str:
+    """An option of `Options` as the command line has it, without its dashes."""
+    return "tp" if name == "tp_sizes" else name.replace("_", "-")
 
 
 def _words(option: str, value: Any) -> list[str]:

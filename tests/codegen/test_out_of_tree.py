@@ -181,13 +181,16 @@ def test_a_port_that_step_1_refused_leaves_the_folder_to_another(tmp_path: Path)
     assert PackageWorkspace.open(tmp_path, "qwen2", None).name == "qwen2"
 
 
-def test_until_it_is_planned_a_package_takes_the_plugin_of_each_run(tmp_path: Path) -> None:
+def test_until_it_is_planned_a_package_takes_the_plugin_that_is_named(tmp_path: Path) -> None:
     checkout = Workspace.create(tmp_path / "checkout").root
     package = PackageWorkspace.open(tmp_path / "package", "yi", None)
     Port(package, "yi", "01-ai/Yi-6B").save()  # Step 1, before the registry is looked at
     with pytest.raises(Refusal, match=r"bundled simulator.* --workspace CHECKOUT"):
         check_free(package, "LlamaForCausalLM")
-    check_free(PackageWorkspace.open(package.root, "yi", checkout), "LlamaForCausalLM")
+    for plugin in (checkout, None):
+        package = PackageWorkspace.open(package.root, "yi", plugin)
+        assert package.plugin_root == checkout
+    check_free(package, "LlamaForCausalLM")
 
 
 def test_a_planned_package_keeps_its_plugin(tmp_path: Path) -> None:

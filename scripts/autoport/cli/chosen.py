@@ -8,7 +8,7 @@ import msgspec
 from autoport.cli.output import note
 from autoport.port import STEPS
 from autoport.port_state import Chosen, Port
-from autoport.step import Options, chosen_words
+from autoport.step import Options, chosen_words, spelled
 
 
 def given(relax: list[str] | None = None, tp_sizes: list[int] | None = None, **passed: Any) -> Chosen:
@@ -32,7 +32,7 @@ def settled(port: Port, passed: Chosen, options: Options, steps: Collection[str]
     known = {name for step in port.manifest.steps if step in STEPS for name in STEPS[step].options}
     for name, value in new.items():
         if name in used & known and value != before.get(name):
-            note(f"{name.replace('_', '-')} {_text(before.get(name))} -> {_text(value)}")
+            note(f"{spelled(name)} {_text(before.get(name))} -> {_text(value)}")
     return options
 
 
@@ -40,5 +40,5 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+        return ", ".join(map(str, value)) or "default"
     return "default" if value is None else str(value)
