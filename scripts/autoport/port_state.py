@@ -200,7 +200,7 @@ class Port:
                 "PORT-NONE",
                 f"{self.name!r} was written by hand, or elsewhere: no step ran here",
                 self.workspace.model_dir(self.name),
-                self.command("review"),
+                f"{self.command('review')}; to analyse and prove it, begin with: {self.command('research')}",
             )
         there = ", ".join(self.workspace.ports()) or "none"
         return refuse(

@@ -127,10 +127,10 @@ def main() -> None:
     except BrokenPipeError:
         code = _reader_gone()
     except OSError as error:
-        refusal = _of_the_machine(error)
-        if refusal is None:
+        unusable = _of_the_machine(error)
+        if unusable is None:
             raise
-        code = _refused(refusal)
+        code = _refused(unusable)
     raise SystemExit(code) from None
 
 
