@@ -181,6 +181,6 @@ def test_the_stop_for_a_plain_attribute_is_called_the_simulators_own():
     model.steps = torch.ones(2, device="meta")
     assert model.to("cpu").steps.is_meta  # what the device's runner calls passes over it
     with pytest.raises(
-        NotImplementedError, match=r"no data! the simulator allows no plain attribute .*: steps$"
+        NotImplementedError, match=r"no data! plain attributes are .*the simulator stops .*: steps$"
     ):
         check_loaded(model)

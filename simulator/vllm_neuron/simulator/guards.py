@@ -67,8 +67,8 @@ def check_loaded(model: torch.nn.Module) -> None:
     moved = [*model.named_parameters(), *model.named_buffers()]
     parts = {
         "load_weights left on the meta device": [name for name, tensor in moved if tensor.is_meta],
-        "the simulator allows no plain attribute there either, which the device notices only in a forward that "
-        "uses it": [name for name, tensor in _plain_attributes(model) if tensor.is_meta],
+        "plain attributes are on the meta device (the simulator stops for them at load, the device only in a "
+        "forward that uses them)": [name for name, tensor in _plain_attributes(model) if tensor.is_meta],
     }
     rules.require(
         not any(parts.values()),
