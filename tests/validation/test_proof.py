@@ -53,7 +53,7 @@ def test_the_report_says_what_ran(proven):
     assert collectives["prefill 64"]["reduce_scatter"] == 2 * layers + 1
     assert not any(proof.runs[0].collectives.values())
     assert "on the simulator at TP 1, 2" in step.summarise(proof)
-    assert "(limit 1e-04) and the same tokens in float32; bfloat16 R " in step.summarise(proof)
+    assert "(limit 1.0e-04) and the same tokens in float32; bfloat16 R " in step.summarise(proof)
     assert re.search(r" R 1\.\d\d \(90 % interval \d\.\d\d to \d\.\d\d, limit 1\.2\)", step.summarise(proof))
     assert "not certain" not in step.summarise(proof)
     near = msgspec.structs.replace(proof, r_ratio_limit=1.0)

@@ -99,7 +99,7 @@ def summarise(proof: Proof) -> str:
     slow = len(slow_notes(proof))
     return (
         f"equals {proof.reference} on the simulator at TP {sizes}: error {error:.1e} (limit "
-        f"{proof.max_relative_error_limit:.0e}) and the same tokens in float32; bfloat16 R {worst.value:.2f} "
+        f"{proof.max_relative_error_limit:.1e}) and the same tokens in float32; bfloat16 R {worst.value:.2f} "
         f"({INTERVAL} {worst.low:.2f} to {worst.high:.2f}, limit {proof.r_ratio_limit}), where some tokens may differ"
         + (f", not certain: {UNCERTAIN.format(limit=proof.r_ratio_limit)}" if uncertain else "")
         + "".join(f"; not at TP {size} ({reason})" for size, reason in proof.not_run.items())
