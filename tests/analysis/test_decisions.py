@@ -8,7 +8,7 @@ from autoport.analysis import decisions
 from autoport.analysis.step import run
 from autoport.codegen.document import readme
 from autoport.errors import Refusal
-from autoport.port import next_step, run_port
+from autoport.port import next_step, run_port, run_step
 from autoport.port_state import Port
 from autoport.research.step import run as run_research
 from autoport.schema.plan import Plan
@@ -132,6 +132,45 @@ def test_overrides_in_the_file_are_taken_when_confirmed(port):
     plan = plan_of(port)
     assert plan.architecture.head.softcap == 30.0
     assert "decisions.yaml" in plan.overrides[0].who
+
+
+def test_an_override_that_is_taken_out_of_the_file_is_withdrawn(port):
+    port = port()
+    override(port, "head.softcap=30.0", "attention.scale=0.5")
+    path = port.state_dir / "decisions.yaml"
+    document = yaml.safe_load(path.read_text())
+    del document["overrides"]["head.softcap"]
+    path.write_text(yaml.safe_dump(document))
+    decisions.record(
+        port, decisions.parse_overrides(["norm.eps=0.25"], "a person with --set")
+    )  # not shown yet
+    decisions.record_file(port)
+    assert [item.field for item in decisions.load(port)] == ["attention.scale", "norm.eps"]
+
+
+def test_an_override_with_the_value_that_is_there_changes_nothing(port):
+    port = port()
+    override(port, "norm.eps=1e-5", "rope.pairing=half")
+    assert plan_of(port).overrides == []
+    assert "norm_eps" in plan_of(port).architecture.readings
+    assert plan_of(port).architecture.readings["norm_eps"] != "1e-05"
+
+
+def test_a_refused_value_is_not_kept(port):
+    port = port()
+    override(port, "head.softcap=30.0")
+    with pytest.raises(Refusal, match="DEC-VALUE"), decisions.forgotten_if_refused(port):
+        override(port, "norm.eps=small")
+    assert [item.field for item in decisions.load(port)] == ["head.softcap"]
+    assert run(port, Options()).status == "done"
+
+
+def test_a_pause_ends_with_a_confirmation_only(port):
+    port = port()
+    assert run_step(port, "analyze", Options(review=True)).status == "waiting"
+    assert run_step(port, "analyze", Options(context_length=64)).status == "waiting"
+    assert run_step(port, "analyze", Options(context_length=64, confirm=True)).status == "done"
+    assert run_step(port, "analyze", Options(context_length=64)).status == "done"
 
 
 @pytest.mark.parametrize(

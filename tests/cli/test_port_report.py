@@ -92,7 +92,7 @@ def test_the_status_says_how_to_go_on(port, workspace):
     assert port("--review", "--batch-size", "2").exit_code == 3
     command = f"autoport port tiny --workspace {workspace.root} --dry-run --batch-size 2"
     assert f"After the review, to go on: {command} --confirm\n" in status()
-    assert port("--batch-size", "2").exit_code == 0
+    assert port("--batch-size", "2", "--confirm").exit_code == 0
     assert "o go on: " not in status()
 
     (workspace.model_dir("tiny") / "model.py").open("a").write("\n")

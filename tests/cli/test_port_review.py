@@ -42,6 +42,7 @@ def test_pausing_and_going_on_without_the_source(run):
     assert paused.exit_code == 3
     assert "autoport port tiny --workspace " in paused.stderr
     assert "--dry-run --confirm" in paused.stderr
+    assert run().exit_code == 3
     assert not run.workspace.model_dir("tiny").exists()
     done = run("--confirm", "--set", "norm.eps=0.125")
     assert done.exit_code == 0, done.stderr
@@ -59,6 +60,19 @@ def test_the_command_to_go_on_has_the_options_of_this_one(run):
     assert set(given) <= set(words)
     assert "--probe" not in words
     assert "--force" not in words
+
+
+def test_the_registry_is_left_alone_after_a_pause_too(run):
+    before = run.workspace.registry_path.read_bytes()
+    assert run("--review", "--no-register", with_source=True).exit_code == 3
+    assert run("--confirm").exit_code == 0
+    assert run.workspace.registry_path.read_bytes() == before
+
+
+def test_a_refused_value_does_not_stay_in_the_way(run):
+    assert run("--review", with_source=True).exit_code == 3
+    assert run("--confirm", "--set", "norm.eps=small").exception.problems[0].rule == "DEC-VALUE"
+    assert run("--confirm").exit_code == 0
 
 
 def test_a_confirmed_plan_stays_until_other_options_are_passed(run):

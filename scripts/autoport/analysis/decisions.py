@@ -4,8 +4,9 @@
 in overrides.json with who decided. A confirmation holds for the decisions that were shown, and for no others.
 """
 
+import contextlib
 import getpass
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -113,8 +114,27 @@ def record(port: Port, overrides: Sequence[Override]) -> None:
         port.write_state(OVERRIDES, list(kept.values()))
 
 
+@contextlib.contextmanager
+def forgotten_if_refused(port: Port) -> Iterator[None]:
+    """Leave the overrides as they were where the analysis refuses the value of one (DEC-VALUE)."""
+    before = load(port)
+    try:
+        yield
+    except Refusal as refusal:
+        if any(problem.rule == "DEC-VALUE" for problem in refusal.problems):
+            _write(port, before)
+        raise
+
+
+def _write(port: Port, overrides: Sequence[Override]) -> None:
+    if overrides:
+        port.write_state(OVERRIDES, list(overrides))
+    else:
+        (port.state_dir / OVERRIDES).unlink(missing_ok=True)
+
+
 def record_file(port: Port) -> None:
-    """Take the ``overrides`` that a person wrote into decisions.yaml.
+    """Take the ``overrides`` of decisions.yaml, where a person adds, changes and removes them, as those of the port.
 
     Raises:
         Refusal: DEC-FILE when the file cannot be read, DEC-SET for a field that there is not.
@@ -130,13 +150,16 @@ def record_file(port: Port) -> None:
         raise refuse(
             "DEC-FILE", f"cannot be read: {error}", path, "correct it, or remove it and use --set"
         ) from error
-    previous = {item.field: item.value for item in load(port)}
-    new = [
-        item
-        for item in parse_overrides(texts, f"{user()} in {DECISIONS}")
-        if previous.get(item.field) != item.value
-    ]
-    record(port, new)
+    shown = port.read_state("plan.json", Plan, "analyze").overrides if port.has_state("plan.json") else []
+    before = {item.field: item for item in load(port)}
+    in_file = {item.field: item for item in parse_overrides(texts, f"{user()} in {DECISIONS}")}
+    new = {
+        field: item
+        for field, item in in_file.items()
+        if field not in before or before[field].value != item.value
+    }
+    removed = {item.field for item in shown} - in_file.keys()
+    _write(port, [item for field, item in (before | new).items() if field not in removed])
 
 
 def load(port: Port) -> list[Override]:
@@ -151,7 +174,7 @@ def load(port: Port) -> list[Override]:
 
 
 def apply(architecture: Architecture, overrides: Sequence[Override]) -> tuple[Architecture, list[Override]]:
-    """The architecture with overrides, and the overrides with the values they replaced.
+    """The architecture with overrides, and with the values they replaced those that change it.
 
     Raises:
         Refusal: DEC-VALUE with every value that the field cannot have.
@@ -172,6 +195,8 @@ def apply(architecture: Architecture, overrides: Sequence[Override]) -> tuple[Ar
             new = msgspec.convert(fields, type(old), strict=False)
         except msgspec.ValidationError as error:
             problems.append(_bad(item, str(error)))
+            continue
+        if getattr(new, name) == getattr(old, name):
             continue
         readings = dict(architecture.readings)
         if reading:

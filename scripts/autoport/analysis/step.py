@@ -208,12 +208,18 @@ def run(port: Port, options: Options) -> Outcome:
     if options.confirm:
         decisions.confirm(port, digest)
     elif not decisions.is_confirmed(port, digest) and (
-        options.review or gates or port.has_state(decisions.CONFIRMED)
+        options.review or gates or port.has_state(decisions.CONFIRMED) or _is_waiting(port)
     ):
         because = "; ".join(_gate_text(name, value) for name, value in gates.items())
         text = f"{summary}; waiting for review" + (f" of {because}" if because else "")
         return Outcome("waiting", f"{text} ({port.state_dir / decisions.DECISIONS})", data=data)
     return Outcome("done", summary, data=data)
+
+
+def _is_waiting(port: Port) -> bool:
+    """Whether the last run paused: only a confirmation ends that."""
+    record = port.manifest.steps.get("analyze")
+    return record is not None and record.status == "waiting"
 
 
 def _expert_parallel_hint(ep: EpPlan | None) -> str:

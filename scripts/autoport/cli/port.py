@@ -110,11 +110,14 @@ def command(
     require_device(options)
     port = Port(_place(workspace, out_of_tree, name), name, source, new_source=force or keep_edited)
     results: list[StepResult] = []
-    with port.lock():
+    with port.lock(), decisions.forgotten_if_refused(port):
         options = settled(port, passed, options)
-        decisions.record(port, decisions.parse_overrides(overrides, f"{decisions.user()} with --set"))
+        if no_register:
+            port.manifest.unregistered = True  # also for the runs after a pause
+        taken = decisions.parse_overrides(overrides, f"{decisions.user()} with --set")
         if confirm:
             decisions.record_file(port)
+        decisions.record(port, taken)
         forget_stale_source(port)
         first = next_step(port, options)
         if first != "research":
