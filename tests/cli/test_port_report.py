@@ -7,7 +7,7 @@ from autoport.cli import app
 from autoport.cli.port_report import print_log
 from autoport.port import run_step
 from autoport.port_state import Port
-from autoport.schema.proof import Proof, ProofRun
+from autoport.schema.proof import PhaseProof, Proof, ProofRun
 from autoport.step import Options
 from autoport.units import size_text
 from autoport.workspace import STATE_FOLDER
@@ -134,7 +134,7 @@ def test_the_status_of_a_model_written_by_hand(workspace):
 
 def test_the_log_of_a_red_proof_can_be_read_from_any_folder(workspace, capsys):
     port = Port(workspace, "nova")
-    run = ProofRun(1, "float32", [], [], {}, 1.0, "too far off", ".autoport/nova/proof/rank0.log")
+    run = ProofRun(1, "float32", [], [], {}, 1.0, "the port raised", ".autoport/nova/proof/rank0.log")
     port.write_state(
         "proof.json", Proof(False, "simulator", "LlamaForCausalLM", {}, 0, 1e-3, 1.0, [run], {}, {})
     )
@@ -144,6 +144,17 @@ def test_the_log_of_a_red_proof_can_be_read_from_any_folder(workspace, capsys):
         capsys.readouterr().out
         == f"Log of the red run: autoport diagnose {log} --port nova --workspace {workspace.root}\n"
     )
+
+
+def test_logits_that_differ_are_no_matter_of_a_log(workspace, capsys):
+    port = Port(workspace, "nova")
+    phase = PhaseProof("decode", 4, 0.5, "position 1", 4, 2, failure="too far off")
+    run = ProofRun(1, "float32", [phase], [], {}, 1.0, "too far off", ".autoport/nova/proof/rank0.log")
+    port.write_state(
+        "proof.json", Proof(False, "simulator", "LlamaForCausalLM", {}, 0, 1e-3, 1.0, [run], {}, {})
+    )
+    print_log(port)
+    assert "troubleshooting.md, under 'A red proof'" in capsys.readouterr().out
 
 
 def test_the_status_of_a_port_that_was_only_reviewed_has_no_source(workspace):

@@ -7,6 +7,7 @@ from autoport.cli.output import print_files, report_steps
 from autoport.cli.review import report_findings
 from autoport.port import StepResult
 from autoport.port_state import Port
+from autoport.resources import references_dir
 from autoport.schema.facts import Facts
 from autoport.schema.parallel import TpPlan
 from autoport.schema.plan import Plan
@@ -42,10 +43,13 @@ def report(port: Port, results: Sequence[StepResult], options: Options) -> None:
 
 
 def print_log(port: Port) -> None:
-    """Print the command that reads the log of a red proof, from any folder."""
+    """Print where to look after a red proof: the log of a run that broke off, or what differing logits point to."""
     proof = port.read_state("proof.json", Proof, "prove")
-    logs = [str(port.workspace.root / run.log) for run in proof.runs if run.failure]
-    if logs:
+    red = [run for run in proof.runs if run.failure]
+    logs = [str(port.workspace.root / run.log) for run in red if not any(item.failure for item in run.phases)]
+    if red and not logs:
+        print(f"What a red phase points to: {references_dir() / 'troubleshooting.md'}, under 'A red proof'")
+    elif logs:
         place = ["--port", port.name, "--workspace", str(port.workspace.root)]
         print(f"Log of the red run: {shlex.join(['autoport', 'diagnose', logs[0], *place])}")
 
