@@ -4,7 +4,7 @@ import re
 
 import pytest
 from autoport.cli import app
-from autoport.cli.port_report import print_log
+from autoport.cli.port_report import print_red_proof
 from autoport.port import run_step
 from autoport.port_state import Port
 from autoport.schema.proof import PhaseProof, Proof, ProofRun
@@ -132,13 +132,16 @@ def test_the_status_of_a_model_written_by_hand(workspace):
     assert f"To go on: autoport review nova --workspace {workspace.root}\n" in output
 
 
+def write_proof(port, run):
+    proof = Proof(False, "simulator", "LlamaForCausalLM", {}, 0, 1e-3, 1.0, [run], {}, {})
+    port.write_state("proof.json", proof)
+
+
 def test_the_log_of_a_red_proof_can_be_read_from_any_folder(workspace, capsys):
     port = Port(workspace, "nova")
     run = ProofRun(1, "float32", [], [], {}, 1.0, "the port raised", ".autoport/nova/proof/rank0.log")
-    port.write_state(
-        "proof.json", Proof(False, "simulator", "LlamaForCausalLM", {}, 0, 1e-3, 1.0, [run], {}, {})
-    )
-    print_log(port)
+    write_proof(port, run)
+    print_red_proof(port)
     log = workspace.root / run.log
     assert (
         capsys.readouterr().out
@@ -150,10 +153,8 @@ def test_logits_that_differ_are_no_matter_of_a_log(workspace, capsys):
     port = Port(workspace, "nova")
     phase = PhaseProof("decode", 4, 0.5, "position 1", 4, 2, failure="too far off")
     run = ProofRun(1, "float32", [phase], [], {}, 1.0, "too far off", ".autoport/nova/proof/rank0.log")
-    port.write_state(
-        "proof.json", Proof(False, "simulator", "LlamaForCausalLM", {}, 0, 1e-3, 1.0, [run], {}, {})
-    )
-    print_log(port)
+    write_proof(port, run)
+    print_red_proof(port)
     assert "troubleshooting.md, under 'A red proof'" in capsys.readouterr().out
 
 

@@ -111,7 +111,7 @@ def record(port: Port, overrides: Sequence[Override]) -> None:
     """Add overrides to those of the port; a later one of the same field replaces an earlier one."""
     if overrides:
         kept = {item.field: item for item in [*load(port), *overrides]}
-        port.write_state(OVERRIDES, list(kept.values()))
+        _write(port, list(kept.values()))
 
 
 @contextlib.contextmanager

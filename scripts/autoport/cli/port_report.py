@@ -36,13 +36,13 @@ def report(port: Port, results: Sequence[StepResult], options: Options) -> None:
             size = proof.real_size.tp_size
             title = f"At the config's own sizes, TP {size} (shapes on the simulator, no weights):"
             _print_list(title, real_size_notes(proof) or ["no rule broken, no slow path"])
-        print_log(port)
+        print_red_proof(port)
     report_findings(port, results)
     if results[-1].status in ("done", "kept") and options.dry_run:
         print(f"Next: {next_command(port)}")
 
 
-def print_log(port: Port) -> None:
+def print_red_proof(port: Port) -> None:
     """Print where to look after a red proof: the log of a run that broke off, or what differing logits point to."""
     proof = port.read_state("proof.json", Proof, "prove")
     red = [run for run in proof.runs if run.failure]

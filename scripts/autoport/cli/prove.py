@@ -19,14 +19,16 @@ def command(
 ) -> None:
     """Prove the port on the CPU: a tiny twin on the simulator against the Hugging Face class."""
     from autoport.cli.chosen import given
-    from autoport.cli.port_report import print_log
+    from autoport.cli.port_report import print_red_proof
     from autoport.cli.steps import run_single
     from autoport.step import Options
 
     if variant:
         prove_variant(name, workspace, variant, tp, as_json)
     else:
-        run_single("prove", name, workspace, Options(), as_json, passed=given(tp_sizes=tp), show=print_log)
+        run_single(
+            "prove", name, workspace, Options(), as_json, passed=given(tp_sizes=tp), show=print_red_proof
+        )
 
 
 def prove_variant(name: str, workspace: Path, variant: str, tp: list[int], as_json: bool) -> None:
