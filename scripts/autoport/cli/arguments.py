@@ -1,7 +1,7 @@
 """Arguments and options that several subcommands share."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -128,3 +128,11 @@ On = Annotated[
     Literal["simulator", "cpu-mode", "trn2"] | None,
     typer.Option("--on", help="Where to run (default: trn2 where there is a device, else simulator)."),
 ]
+BACKEND_SECONDS = (
+    "600 on the simulator, 1800 in CPU mode, 7200 on trn2"  # `validation.backends.START_SECONDS`
+)
+
+
+def seconds(text: str) -> Any:
+    """An option that is a number of seconds, at most a day."""
+    return typer.Option(metavar="SECONDS", min=1, max=86_400, help=text)

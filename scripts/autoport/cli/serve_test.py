@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoport.cli.arguments import AsJson, Name, On, TpSize, WorkspacePath
+from autoport.cli.arguments import BACKEND_SECONDS, AsJson, Name, On, TpSize, WorkspacePath, seconds
 
 if TYPE_CHECKING:
     from autoport.validation.serving import Serving
@@ -29,18 +29,11 @@ def command(
     ] = False,
     timeout: Annotated[
         int | None,
-        typer.Option(
-            metavar="SECONDS", min=1, max=86_400, help="Longest wait for one answer (default: 300)."
-        ),
+        seconds("Longest wait for one answer (default: 300)."),
     ] = None,
     start_timeout: Annotated[
         int | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=1,
-            max=86_400,
-            help="Longest wait for its start (default: 600 on the simulator, 1800 in CPU mode, 7200 on trn2).",
-        ),
+        seconds(f"Longest wait for its start (default: {BACKEND_SECONDS})."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoport.cli.arguments import AsJson, Name, On, TpSize, WorkspacePath
+from autoport.cli.arguments import BACKEND_SECONDS, AsJson, Name, On, TpSize, WorkspacePath, seconds
 
 if TYPE_CHECKING:
     from autoport.validation.smoke import Smoke
@@ -18,12 +18,7 @@ def command(
     tp: TpSize = None,
     timeout: Annotated[
         int | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=1,
-            max=86_400,
-            help="Longest time for the example (default: 600 on the simulator, 1800 in CPU mode, 7200 on trn2).",
-        ),
+        seconds(f"Longest time for the example (default: {BACKEND_SECONDS})."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
